@@ -1,0 +1,61 @@
+# Each target prepares .venv by itself. Extra pytest options: make test PYTEST_ARGS="-m 'not slow'"
+PYTHON      ?= python3
+PYTEST_ARGS ?=
+WORKERS     ?= 2
+
+VENV := .venv
+PY   := $(VENV)/bin/python
+PIP  := $(PY) -m pip --disable-pip-version-check install -q --progress-bar off -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint format types wheel ci clean
+
+help:
+	@echo "targets: demo test lint format types wheel ci clean"
+
+$(VENV)/.stamp-venv:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch goes in alone and at its exact version, so that no later request can pick another build of it.
+$(VENV)/.stamp-torch: constraints.txt $(VENV)/.stamp-venv
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@touch $@
+
+$(VENV)/.stamp-plot: pyproject.toml constraints.txt $(VENV)/.stamp-torch
+	$(PIP) -e '.[plot]'
+	@touch $@
+
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt $(VENV)/.stamp-torch
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.stamp-plot
+	$(PY) -m fishleg.demo --out demo-out
+
+# One thread per worker: the workers already fill the cores.
+test: $(VENV)/.stamp-dev
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(VENV)/.stamp-dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: $(VENV)/.stamp-dev
+	$(PY) -m mypy --strict src
+
+wheel: $(VENV)/.stamp-dev
+	rm -rf dist
+	$(PY) -m build --outdir dist .
+	$(PY) .ci/check_wheel.py dist
+
+ci: lint types test wheel
+
+clean:
+	rm -rf $(VENV) dist demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,20 @@
+"""fishleg: a learned inverse Fisher for PyTorch models, and what it is good for."""
+
+from fishleg.auxiliary import Auxiliary, AuxiliaryOptions, AuxStats
+from fishleg.inverse import InverseFisher
+from fishleg.layers import register_layer
+from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from fishleg.optimizer import FishLeg
+
+__all__ = [
+    "AuxStats",
+    "Auxiliary",
+    "AuxiliaryOptions",
+    "Bernoulli",
+    "Categorical",
+    "FishLeg",
+    "Gaussian",
+    "InverseFisher",
+    "Likelihood",
+    "register_layer",
+]

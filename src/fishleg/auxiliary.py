@@ -1,0 +1,428 @@
+"""Learning Q: the auxiliary loss A(λ) = ½Tr(QF_γQ) − Tr(Q), its estimators, and the health gauge.
+
+Three unbiased ways to move λ, by cost and noise (docs/math.md derives them):
+
+- `probe`   the paper's: u, v = Qu, one Fisher-vector product, Adam on v·sg(P(F_γv − u))/‖u‖².
+- `trace`   ½‖Q(h+√γz)‖² − Tr(Q) with E[hhᵀ] = F, Adam; one backward pass, no cross-layer noise.
+- `natural` inverse-free natural steps on the factors; no learning rate to tune, any initial scale.
+
+`auto` (the default) starts each layer in the way that suits its structure and goes on with the best of
+these. Whatever the estimator, each step returns the paper's gauge: the loss without its ½, relative to
+Tr(Q), which tends to 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.batches import Forward, batch_size, default_forward, slice_batch
+from fishleg.fisher import fisher_product, mean_diagonal, sample_h, sampled_product
+from fishleg.inverse import InverseFisher
+from fishleg.likelihoods import Likelihood, as_likelihood
+from fishleg.operators import Kronecker, Operator
+
+ESTIMATORS = ("auto", "natural", "trace", "probe")
+Probe = Callable[[torch.Generator], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuxiliaryOptions:
+    """How Q is learned. The defaults need no tuning; the rest reproduces the paper and its variants."""
+
+    estimator: str = "auto"
+    lr: float = 3e-3  # Adam's, for `trace` and `probe`
+    betas: tuple[float, float] = (0.9, 0.99)
+    groups: int = 1  # independent h's per batch
+    sub_batch: int | None = None  # examples of each batch to use; None = all
+    warm_start: int = 60  # steps of the warm start (`auto`)
+    eta_floor: float = 0.0  # smallest natural step, > 0 to follow a moving Fisher
+    probe: str | Probe = "isotropic"  # or "gradient", or a function that draws u
+    precondition: bool = False  # P = Q instead of P = I (`probe`)
+    exact_products: bool = True  # exact F·v rather than sampled (`probe`)
+    vectorize: bool = False  # all groups in one vmapped pass
+    batch_statistics: bool = False  # BatchNorm by the batch, as in training, instead of running statistics
+    smoothing: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.estimator not in ESTIMATORS:
+            raise ValueError(f"estimator must be one of {', '.join(ESTIMATORS)}, got {self.estimator!r}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be > 0, got {self.lr}")
+        if self.groups < 1:
+            raise ValueError(f"groups must be >= 1, got {self.groups}")
+        if self.sub_batch is not None and self.sub_batch < self.groups:
+            raise ValueError(f"sub_batch must be >= groups = {self.groups}, got {self.sub_batch}")
+        if self.warm_start < 2:
+            raise ValueError(f"warm_start must be >= 2, got {self.warm_start}")
+        if not 0 <= self.eta_floor <= 1:
+            raise ValueError(f"eta_floor must be in [0, 1], got {self.eta_floor}")
+        if isinstance(self.probe, str) and self.probe not in ("isotropic", "gradient"):
+            raise ValueError(f"probe must be 'isotropic', 'gradient' or a function, got {self.probe!r}")
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing must be in [0, 1), got {self.smoothing}")
+
+
+@dataclass(frozen=True)
+class AuxStats:
+    """One auxiliary step: the loss, and gauges that tend to 0 as Q tends to (F+γI)⁻¹."""
+
+    step: int
+    loss: float  # ½Tr(QF_γQ) − Tr(Q), estimated
+    gauge: float  # Tr(QF_γQ)/Tr(Q) − 1, the paper's convergence check, relative
+    gauge_smoothed: float
+    converged: bool  # the smoothed gauge is small and the smoothed loss has stopped falling
+
+
+@dataclass
+class _Smoothed:
+    """Bias-corrected exponential averages of the gauge and of the loss, fast and slow."""
+
+    decay: float
+    count: int = 0
+    gauge: float = 0.0
+    fast: float = 0.0
+    slow: float = 0.0
+
+    def update(self, gauge: float, loss: float) -> tuple[float, float]:
+        self.count += 1
+        lazy = 1 - (1 - self.decay) / 4
+        self.gauge = self.decay * self.gauge + (1 - self.decay) * gauge
+        self.fast = self.decay * self.fast + (1 - self.decay) * loss
+        self.slow = lazy * self.slow + (1 - lazy) * loss
+        quick = 1 - self.decay**self.count
+        fast, slow = self.fast / quick, self.slow / (1 - lazy**self.count)
+        change = abs(fast - slow) / max(abs(slow), 1e-30)
+        return self.gauge / quick, change
+
+
+class Auxiliary:
+    """Learns an InverseFisher for a model from inputs alone.
+
+    >>> model = nn.Linear(3, 2)
+    >>> auxiliary = Auxiliary(model, InverseFisher.from_model(model), "categorical", gamma=0.1)
+    >>> stats = auxiliary.learn([torch.randn(16, 3) for _ in range(4)], steps=100)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inverse: InverseFisher,
+        likelihood: Likelihood | str = "categorical",
+        *,
+        gamma: float | None = None,
+        relative_damping: float = 1.0,
+        options: AuxiliaryOptions | None = None,
+        forward: Forward = default_forward,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """gamma=None chooses γ = relative_damping × mean diag(F), measured on the first batch."""
+        if gamma is not None and not (gamma > 0 and math.isfinite(gamma)):
+            raise ValueError(f"gamma must be > 0 and finite, got {gamma}")
+        if not (relative_damping > 0 and math.isfinite(relative_damping)):
+            raise ValueError(f"relative_damping must be > 0 and finite, got {relative_damping}")
+        self.model, self.inverse, self.forward = model, inverse, forward
+        self.likelihood = as_likelihood(likelihood)
+        self.options = options or AuxiliaryOptions()
+        self.gamma, self.relative_damping = gamma, relative_damping
+        self.generator = generator or torch.Generator().manual_seed(0)
+        self.steps = 0
+        self.tolerance = 0.02
+        self._smoothed = _Smoothed(self.options.smoothing)
+        for operator in map(inverse.unmasked, inverse.layers):
+            learned = any(p.requires_grad for p in operator.parameters())
+            if self.options.estimator == "natural" and learned and not operator.has_natural_step:
+                raise ValueError(f"{type(operator).__name__} has no natural step; use estimator='trace'")
+        self._warm: dict[str, _WarmStart] = {
+            name: _WarmStart(inverse.unmasked(name), self.options) for name in inverse.layers
+        }
+        self._adam = torch.optim.Adam(
+            [p for p in inverse.parameters() if p.requires_grad] or [nn.Parameter(torch.zeros(1))],
+            lr=self.options.lr,
+            betas=self.options.betas,
+            fused=True,
+        )
+
+    def step(self, batch: Any, *, lr_factor: float = 1.0) -> AuxStats:
+        """One update of λ from the inputs of one batch. Raises before anything is changed."""
+        batch = self._sub_batch(batch)
+        if self.options.estimator == "probe":
+            quad, trace = self._probe_step(batch, lr_factor)
+        else:
+            quad, trace = self._sample_step(batch, lr_factor)
+        self.steps += 1
+        gauge, loss = quad / max(trace, 1e-300) - 1, 0.5 * quad - trace
+        smoothed, change = self._smoothed.update(gauge, loss)
+        settled = self._smoothed.count >= 2 / (1 - self.options.smoothing)
+        converged = settled and self.warm and abs(smoothed) < self.tolerance and change < self.tolerance
+        return AuxStats(self.steps, loss, gauge, smoothed, converged)
+
+    def learn(
+        self,
+        loader: Iterable[Any],
+        steps: int = 300,
+        *,
+        tolerance: float = 0.02,
+        min_steps: int = 0,
+        callback: Callable[[AuxStats], None] | None = None,
+    ) -> AuxStats:
+        """Train Q until the gauge says that it is good enough, `steps` at most; cycles over the loader."""
+        if steps < 1:
+            raise ValueError(f"steps must be >= 1, got {steps}")
+        self.tolerance = tolerance
+        stats = None
+        for i, batch in zip(range(steps), cycle(loader), strict=False):
+            stats = self.step(batch, lr_factor=0.5 * (1 + math.cos(math.pi * i / steps)))
+            if callback is not None:
+                callback(stats)
+            if stats.converged and i + 1 >= min_steps:
+                break
+        assert stats is not None
+        return stats
+
+    @property
+    def warm(self) -> bool:
+        """Whether every layer is past its warm start."""
+        return self.options.estimator != "auto" or all(w.done for w in self._warm.values())
+
+    def reset_warm_start(self) -> None:
+        """Make the warm start again, for instance at a very different model."""
+        self._warm = {
+            name: _WarmStart(self.inverse.unmasked(name), self.options) for name in self.inverse.layers
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on, λ excluded (that is the inverse's state)."""
+        return {
+            "gamma": self.gamma,
+            "steps": self.steps,
+            "adam": self._adam.state_dict(),
+            "generator": self.generator.get_state(),
+            "smoothed": dict(vars(self._smoothed)),
+            "warm": {name: warm.state_dict() for name, warm in self._warm.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.gamma, self.steps = state["gamma"], state["steps"]
+        self._adam.load_state_dict(state["adam"])
+        self.generator.set_state(state["generator"])
+        self._smoothed = _Smoothed(**state["smoothed"])
+        for name, warm in self._warm.items():
+            warm.load_state_dict(state["warm"][name])
+
+    def _sub_batch(self, batch: Any) -> Any:
+        """The next `sub_batch` examples of a batch, so that repeated steps on one batch see all of it."""
+        size, limit = batch_size(batch), self.options.sub_batch
+        if limit is None or limit >= size:
+            return batch
+        start = self.steps % (size // limit) * limit
+        return slice_batch(batch, start, start + limit)
+
+    def _samples(self, batch: Any) -> dict[str, Tensor]:
+        return sample_h(
+            self.model,
+            batch,
+            self.likelihood,
+            groups=min(self.options.groups, batch_size(batch)),
+            generator=self.generator,
+            forward=self.forward,
+            vectorize=self.options.vectorize,
+            batch_statistics=self.options.batch_statistics,
+        )
+
+    def _damping(self, samples: Mapping[str, Tensor]) -> float:
+        if self.gamma is not None:
+            return self.gamma
+        mean = mean_diagonal(samples)
+        if not mean > 0:
+            raise ValueError("cannot choose gamma: the Fisher matrix is zero on the first batch; pass gamma")
+        return self.relative_damping * mean
+
+    def _sample_step(self, batch: Any, lr_factor: float) -> tuple[float, float]:
+        """One step of every layer from vectors h; returns (Tr(QF_γQ), Tr(Q)) estimated before it."""
+        samples = self._samples(batch)
+        gamma = self._damping(samples)
+        packed = self.inverse.pack(samples)
+        quads, traces, losses = [], [], []
+        natural: list[str] = []
+        for name, H in packed.items():
+            operator = self.inverse.operator(name)
+            by_adam = self._uses_adam(name)
+            with torch.set_grad_enabled(by_adam):
+                z = torch.randn(H.shape, generator=self.generator, dtype=H.dtype).to(H.device)
+                quad, trace = operator.loss_terms(H + gamma**0.5 * z)
+                quad = quad / len(H)
+            if by_adam:
+                losses.append(0.5 * quad - trace)
+            if not by_adam or self._warm[name].follows:
+                natural.append(name)
+            quads.append(quad.detach())
+            traces.append(trace.detach())
+        if losses:
+            self._adam_step(torch.stack(losses).sum(), lr_factor)
+        self.gamma = gamma
+        for name in natural:
+            self._warm[name].step(packed[name], gamma, self.inverse.mask(name))
+        return float(torch.stack(quads).double().sum()), float(torch.stack(traces).double().sum())
+
+    def _uses_adam(self, name: str) -> bool:
+        if self.options.estimator == "trace":
+            return True
+        if self.options.estimator == "natural":
+            return not self._warm[name].operator.has_natural_step
+        return self._warm[name].done and not self._warm[name].natural_forever
+
+    def _probe_step(self, batch: Any, lr_factor: float) -> tuple[float, float]:
+        """The paper's step: residual r = P(F_γv − u) at v = Qu, loss v·sg(r)/‖u‖²."""
+        needs_samples = self.gamma is None or not self.options.exact_products
+        samples = self._samples(batch) if needs_samples else {}
+        gamma = self._damping(samples)
+        u = self._draw_probe(batch)
+        masks = {name: mask for name in self.inverse.layers if (mask := self.inverse.mask(name)) is not None}
+        u_packed = {n: v * masks[n] if n in masks else v for n, v in self.inverse.pack(u).items()}
+        norm = sum(float(v.double().square().sum()) for v in u_packed.values())
+        if not (norm > 0 and math.isfinite(norm)):
+            raise ValueError(f"the probe u must be finite and not zero, got ‖u‖² = {norm}")
+        v_packed = {name: self.inverse.operator(name).matvec(value) for name, value in u_packed.items()}
+        v = self.inverse.unpack({name: value.detach() for name, value in v_packed.items()})
+        if self.options.exact_products:
+            product = fisher_product(self.model, batch, self.likelihood, v, forward=self.forward)
+        else:
+            product = sampled_product(samples, v)
+        F_v = self.inverse.pack(product)
+        loss = torch.zeros((), dtype=torch.float64)
+        quad = linear = 0.0
+        for name, value in v_packed.items():
+            damped = F_v[name] + gamma * value.detach()
+            residual = damped - u_packed[name]
+            if self.options.precondition:
+                with torch.no_grad():
+                    residual = self.inverse.operator(name).matvec(residual)
+            loss = loss + (value * residual).sum().double().cpu() / norm
+            quad += float((value.detach() * damped).sum()) / norm
+            linear += float((value.detach() * u_packed[name]).sum()) / norm
+        self._adam_step(loss, lr_factor)
+        self.gamma = gamma
+        return quad, linear
+
+    def _draw_probe(self, batch: Any) -> dict[str, Tensor]:
+        parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        if callable(self.options.probe):
+            return self.options.probe(self.generator)
+        if self.options.probe == "gradient":
+            return {name: h[0] for name, h in self._samples(batch).items()}
+        return {
+            name: torch.randn(p.shape, generator=self.generator, dtype=p.dtype).to(p.device)
+            for name, p in parameters.items()
+        }
+
+    def _adam_step(self, loss: Tensor, lr_factor: float) -> None:
+        if not loss.requires_grad:  # every Q is fixed: there is nothing to learn
+            return
+        parameters = self._adam.param_groups[0]["params"]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        norms = torch._foreach_norm([g for g in gradients if g is not None])
+        if not bool(torch.stack([norm.double() for norm in norms]).isfinite().all()):
+            raise ValueError("non-finite gradient of the auxiliary loss; Q was left as it was")
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None and gradient.stride() != parameter.stride():
+                # the fused kernel reads memory, not strides: this gradient would be taken transposed
+                gradient = torch.empty_like(parameter).copy_(gradient)
+            parameter.grad = gradient
+        self._adam.param_groups[0]["lr"] = self.options.lr * lr_factor
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+
+
+class _WarmStart:
+    """The Adam-free part of one layer's learning.
+
+    - D(L⊗R)E²(L⊗R)ᵀD: running second moments give the eigenbases, then E² follows by averaging (EKFAC).
+    - other Kronecker forms: natural steps with η = 4/(t+8).
+    - diagonal, block and full Q: natural steps for good; their optimum is the auxiliary loss's own.
+    """
+
+    def __init__(self, operator: Operator, options: AuxiliaryOptions) -> None:
+        self.operator, self.options = operator, options
+        self.has_inner = isinstance(operator, Kronecker) and operator.log_e is not None
+        self.natural_forever = operator.has_natural_step and not isinstance(operator, Kronecker)
+        self.count = 0
+        self.moments: list[Tensor] | None = None
+        self.samples = 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether E² goes on following a moving Fisher by averaging, beside Adam's refinement."""
+        return self.has_inner and self.options.eta_floor > 0 and self.options.estimator == "auto"
+
+    @property
+    def basis_steps(self) -> int:
+        return self.options.warm_start // 2 if self.has_inner and self.options.estimator == "auto" else 0
+
+    @property
+    def done(self) -> bool:
+        return not self.operator.has_natural_step or self.count >= self.options.warm_start
+
+    def step(self, H: Tensor, gamma: float, mask: Tensor | None) -> None:
+        """One step from samples H [g, *shape]."""
+        if self.count == 0 and not self.options.eta_floor:
+            self._rescale(H, gamma, mask)
+        if self.count < self.basis_steps:
+            assert isinstance(self.operator, Kronecker)
+            self._basis_step(self.operator, H if mask is None else H * mask, gamma)
+        else:
+            self.operator.natural_step_(H, gamma, self._eta(), mask)
+        self.count += 1
+
+    def _eta(self) -> float:
+        t = self.count - self.basis_steps
+        if self.has_inner:  # the eigenvalues that the bases suggest count as a few samples
+            eta = 1 / (t + 4)
+        elif isinstance(self.operator, Kronecker):
+            eta = 4 / (t + 8)
+        else:
+            eta = 1.5 / (t + 6)
+        return min(1.0, max(eta, self.options.eta_floor))
+
+    def _rescale(self, H: Tensor, gamma: float, mask: Tensor | None) -> None:
+        """Start from the multiple of I with Tr(QF_γ) = n, whatever the initial scale was."""
+        kept = self.operator.n if mask is None else int(mask.sum())
+        energy = float((H if mask is None else H * mask).double().square().sum()) / len(H)
+        self.operator.set_scale_(1 / (energy / max(kept, 1) + gamma))
+
+    def _basis_step(self, operator: Kronecker, H: Tensor, gamma: float) -> None:
+        n_out, n_in = operator.shape
+        left = operator.L.moment(H.mT.reshape(-1, n_out))
+        right = operator.R.moment(H.reshape(-1, n_in))
+        new = [*left, *right]
+        self.samples += len(H)
+        self.moments = (
+            new if self.moments is None else [a + b for a, b in zip(self.moments, new, strict=True)]
+        )
+        if self.count + 1 == self.basis_steps:
+            mean = [moment / self.samples for moment in self.moments]
+            operator.eigenbasis_(tuple(mean[: len(left)]), tuple(mean[len(left) :]), gamma)
+            self.moments = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "samples": self.samples, "moments": self.moments}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count, self.samples, self.moments = state["count"], state["samples"], state["moments"]
+
+
+def cycle(loader: Iterable[Any]) -> Iterator[Any]:
+    """Batches for ever, one epoch after another; an empty loader is an error."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the loader is empty: it yielded no batch")

@@ -1,0 +1,113 @@
+"""How a batch from the user's DataLoader becomes a call of the user's model.
+
+A batch may be a tensor, (inputs, targets), (inputs,), or a mapping of keyword arguments. Anything else
+works through a `forward(model, batch) -> outputs` of your own. Targets are used to check labels and to
+find ignored positions; the true Fisher never reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Forward = Callable[[nn.Module, Any], Tensor]
+_TARGET_KEYS = ("labels", "label", "targets", "target")
+
+
+def default_forward(model: nn.Module, batch: Any) -> Tensor:
+    """Call the model on the inputs of a batch; its output tensor (the logits where there are several)."""
+    inputs = inputs_of(batch)
+    outputs = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    return output_tensor(outputs)
+
+
+def inputs_of(batch: Any) -> Any:
+    """The part of a batch that goes into the model."""
+    if isinstance(batch, Mapping):
+        return {key: value for key, value in batch.items() if key not in _TARGET_KEYS}
+    if isinstance(batch, (tuple, list)):
+        if not batch:
+            raise ValueError("a batch must hold at least the model's input, got an empty sequence")
+        if len(batch) > 2:
+            raise ValueError(
+                f"a batch of {len(batch)} parts is ambiguous: expected (inputs, targets); "
+                "pass forward=lambda model, batch: ... to say how the model is called"
+            )
+        return inputs_of(batch[0]) if isinstance(batch[0], Mapping) else batch[0]
+    return batch
+
+
+def targets_of(batch: Any) -> Tensor | None:
+    """The targets of a batch, or None where it has none."""
+    if isinstance(batch, Mapping):
+        return next((batch[key] for key in _TARGET_KEYS if torch.is_tensor(batch.get(key))), None)
+    if isinstance(batch, (tuple, list)) and len(batch) == 2 and torch.is_tensor(batch[1]):
+        return batch[1]
+    return None
+
+
+def output_tensor(outputs: Any) -> Tensor:
+    """The tensor of interest in whatever a model returned."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping) and torch.is_tensor(outputs.get("logits")):
+        return output_tensor(outputs["logits"])
+    logits = getattr(outputs, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    if isinstance(outputs, (tuple, list)) and outputs and isinstance(outputs[0], Tensor):
+        return outputs[0]
+    raise TypeError(
+        f"the model returned {type(outputs).__name__}, which holds no output tensor or `logits`; "
+        "pass forward=lambda model, batch: ... to say which tensor is the output"
+    )
+
+
+def batch_size(batch: Any) -> int:
+    """The length of the first dimension of the first tensor in a batch."""
+    for tensor in _tensors(batch):
+        if tensor.dim() > 0:
+            if len(tensor) == 0:
+                raise ValueError(f"a batch must not be empty, got a tensor of shape {tuple(tensor.shape)}")
+            return len(tensor)
+    raise ValueError(
+        f"a batch must hold at least one tensor with a batch dimension, got {type(batch).__name__}"
+    )
+
+
+def slice_batch(batch: Any, start: int, stop: int) -> Any:
+    """Examples start..stop of a batch: every tensor of the batch's length is cut, the rest is kept."""
+    size = batch_size(batch)
+    return map_tensors(batch, lambda t: t[start:stop] if t.dim() > 0 and len(t) == size else t)
+
+
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor on the given device."""
+    return map_tensors(batch, lambda t: t.to(device))
+
+
+def map_tensors(value: Any, f: Callable[[Tensor], Tensor]) -> Any:
+    """f applied to every tensor inside nested mappings, tuples and lists."""
+    if isinstance(value, Tensor):
+        return f(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(item, f) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, f) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(item, f) for item in value)
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def collect(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, collect)
+    return found

@@ -1,0 +1,261 @@
+"""The true Fisher matrix F of a model: vectors h with E[hhᵀ] = F, and products F·v.
+
+F = mean over units of Jᵀ Λ J, J = ∂f/∂w and Λ the Fisher matrix of p(y|f): labels come from the model,
+never from the data. Everything here runs with normalisation statistics and dropout frozen (eval mode),
+so that F belongs to one fixed function and no buffer of the model is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fishleg.batches import Forward, batch_size, default_forward, map_tensors, slice_batch, targets_of
+from fishleg.likelihoods import Likelihood
+
+Tensors = dict[str, Tensor]
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[None]:
+    """Eval mode inside, the old mode of every module after (recurrent layers stay: cuDNN needs training).
+
+    With `batch_statistics`, BatchNorm normalises by the batch, as it does in training, but its running
+    statistics stay untouched all the same.
+    """
+    modes = {module: module.training for module in model.modules()}
+    norms = [m for m in modes if isinstance(m, _BatchNorm) and m.training] if batch_statistics else []
+    momenta = [norm.momentum for norm in norms]
+    counts = [norm.num_batches_tracked for norm in norms]
+    try:
+        model.eval()
+        for module in modes:
+            if isinstance(module, nn.RNNBase):
+                module.training = modes[module]
+        for norm in norms:
+            norm.training, norm.momentum = True, 0.0
+            norm.num_batches_tracked = (
+                None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
+            )
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention by differentiable operations inside: torch's fused kernels have neither jvp nor vmap."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The trainable parameters by name, shared ones once."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError("the model has no trainable parameters (requires_grad is False for all of them)")
+    return parameters
+
+
+def sample_h(
+    model: nn.Module,
+    batch: Any,
+    likelihood: Likelihood,
+    *,
+    groups: int = 1,
+    names: Sequence[str] | None = None,
+    generator: torch.Generator | None = None,
+    forward: Forward = default_forward,
+    vectorize: bool = False,
+    batch_statistics: bool = False,
+) -> Tensors:
+    """Independent vectors h, one per group of the batch, each with E[hhᵀ] = F: {name: [groups, *shape]}.
+
+    h = Jᵀc/√units with a random cotangent c whose covariance is the output Fisher: one backward each.
+    `vectorize` computes all groups in one vmapped pass (small models, many groups); `batch_statistics`
+    normalises by the batch where a BatchNorm is in training mode, without touching its running statistics.
+    """
+    parameters = trainable(model)
+    if names is not None:
+        parameters = {name: parameters[name] for name in names}
+    size = batch_size(batch)
+    if not 1 <= groups <= size:
+        raise ValueError(f"groups must be between 1 and the batch size {size}, got {groups}")
+    if vectorize and batch_statistics:
+        raise ValueError("vectorize and batch_statistics exclude each other")
+    with frozen_statistics(model, batch_statistics=batch_statistics):
+        if vectorize:
+            samples = _vectorized_h(model, batch, likelihood, parameters, groups, generator, forward)
+        else:
+            bounds = [size * i // groups for i in range(groups + 1)]
+            parts = [
+                _one_h(model, slice_batch(batch, a, b), likelihood, parameters, generator, forward)
+                for a, b in pairwise(bounds)
+            ]
+            samples = {name: torch.stack([part[name] for part in parts]) for name in parameters}
+    _check_finite(samples)
+    return samples
+
+
+def _counted(likelihood: Likelihood, f: Tensor, batch: Any) -> tuple[Tensor | None, int]:
+    """Check f and the batch's labels; 0/1 over f's units (None: all count), and how many count."""
+    targets = targets_of(batch)
+    likelihood.check(f, targets)
+    if not bool(torch.isfinite(f).all()):
+        raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
+    valid = likelihood.valid(f, targets)
+    if valid is None:
+        return None, likelihood.units(f)
+    if not bool(valid.any()):
+        raise ValueError("every position of the batch is ignored (targets are all ignore_index)")
+    return valid.unsqueeze(getattr(likelihood, "class_dim", -1)).to(f.dtype), int(valid.sum())
+
+
+def _one_h(
+    model: nn.Module,
+    batch: Any,
+    likelihood: Likelihood,
+    parameters: Mapping[str, nn.Parameter],
+    generator: torch.Generator | None,
+    forward: Forward,
+) -> Tensors:
+    with torch.enable_grad():
+        f = forward(model, batch)
+        valid, units = _counted(likelihood, f, batch)
+        c = likelihood.cotangent(f, generator) * (1 if valid is None else valid)
+        gradients = torch.autograd.grad(
+            f, list(parameters.values()), grad_outputs=c / units**0.5, allow_unused=True
+        )
+    return {
+        name: torch.zeros_like(p) if g is None else g
+        for (name, p), g in zip(parameters.items(), gradients, strict=True)
+    }
+
+
+def _vectorized_h(
+    model: nn.Module,
+    batch: Any,
+    likelihood: Likelihood,
+    parameters: Mapping[str, nn.Parameter],
+    groups: int,
+    generator: torch.Generator | None,
+    forward: Forward,
+) -> Tensors:
+    size = batch_size(batch)
+    if size % groups:
+        raise ValueError(f"vectorize needs a batch size divisible by groups, got {size} and {groups}")
+    with torch.no_grad():
+        f = forward(model, batch)
+        valid, units = _counted(likelihood, f, batch)
+        c = likelihood.cotangent(f, generator)
+    if valid is not None:
+        raise ValueError("vectorize does not support ignored positions; use vectorize=False")
+    per_group = units / groups
+
+    def fold(t: Tensor) -> Tensor:
+        return (
+            t.unflatten(0, (groups, size // groups))
+            if t.dim() and len(t) == size
+            else t.expand(groups, *t.shape)
+        )
+
+    frozen = {name: p.detach() for name, p in model.named_parameters() if name not in parameters}
+    buffers = dict(model.named_buffers())
+
+    def projected(values: Tensors, part: Any, cotangent: Tensor) -> Tensor:
+        outputs = forward(_Functional(model, {**frozen, **buffers, **values}), part)
+        projection: Tensor = (outputs * cotangent).sum() / per_group**0.5
+        return projection
+
+    values = {name: p.detach() for name, p in parameters.items()}
+    per_group_gradient = torch.func.vmap(torch.func.grad(projected), in_dims=(None, 0, 0))
+    with _plain_attention():
+        gradients: Tensors = per_group_gradient(values, map_tensors(batch, fold), fold(c))
+    return gradients
+
+
+def fisher_product(
+    model: nn.Module,
+    batch: Any,
+    likelihood: Likelihood,
+    v: Mapping[str, Tensor],
+    *,
+    forward: Forward = default_forward,
+) -> Tensors:
+    """F·v on one batch, exactly: Jᵀ Λ J v / units by one forward-mode and one reverse-mode pass."""
+    parameters = {name: p.detach() for name, p in trainable(model).items() if name in v}
+    fixed = {name: p.detach() for name, p in model.named_parameters() if name not in parameters}
+    fixed.update(model.named_buffers())
+
+    def outputs(values: Tensors) -> Tensor:
+        return forward(_Functional(model, {**fixed, **values}), batch)
+
+    with frozen_statistics(model), _plain_attention():
+        tangents = ({name: v[name] for name in parameters},)
+        f, f_v, *_ = torch.func.jvp(outputs, (parameters,), tangents)
+        valid, units = _counted(likelihood, f, batch)
+        t = likelihood.output_fisher(f, f_v) * (1 if valid is None else valid)
+        product: Tensors = torch.func.vjp(outputs, parameters)[1](t / units)[0]
+    _check_finite(product)
+    return product
+
+
+def sampled_product(samples: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> Tensors:
+    """F̂·v = mean_g h_g (h_g·v) from vectors of `sample_h`, whole model: an unbiased, rank-g product."""
+    along = sum((h.flatten(1) @ v[name].flatten() for name, h in samples.items()), start=torch.zeros(()))
+    return {name: torch.einsum("g,g...->...", along, h) / len(h) for name, h in samples.items()}
+
+
+def mean_diagonal(samples: Mapping[str, Tensor]) -> float:
+    """The mean of diag(F) over all parameters, estimated from vectors h."""
+    total = sum(float(h.double().square().sum()) / len(h) for h in samples.values())
+    return total / sum(h[0].numel() for h in samples.values())
+
+
+def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a NaN or Inf, or None; one fused pass over all of them."""
+    if not tensors:
+        return None
+    norms = torch._foreach_norm([tensor.detach() for tensor in tensors.values()])
+    for name, finite in zip(tensors, torch.stack(list(norms)).isfinite().tolist(), strict=True):
+        if not finite:
+            return name
+    return None
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    name = first_non_finite(tensors)
+    if name is not None:
+        raise ValueError(f"non-finite curvature for parameter {name!r}: NaN or Inf in the backward pass")
+
+
+class _Functional(nn.Module):
+    """A model as a function of explicit parameters, for user-given forwards that call `model(...)`."""
+
+    def __init__(self, model: nn.Module, values: Tensors) -> None:
+        super().__init__()
+        # Kept out of the module tree: this is a view of the model, not its owner.
+        self.__dict__["_view"] = (model, values)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        model, values = self.__dict__["_view"]
+        return functional_call(model, values, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_view"][0], name)

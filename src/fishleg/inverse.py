@@ -1,0 +1,285 @@
+"""InverseFisher: one operator per layer, together the block-diagonal Q of the whole model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.layers import Layer, find_layers
+from fishleg.operators import (
+    BlockFactor,
+    Diagonal,
+    DiagonalFactor,
+    Factor,
+    FullFactor,
+    Gram,
+    Identity,
+    Kronecker,
+    Masked,
+    Operator,
+    SplitFactor,
+)
+
+logger = logging.getLogger(__name__)
+
+STRUCTURES = (
+    "identity",
+    "diagonal",
+    "block",
+    "full",
+    "triangular",
+    "kronecker",
+    "scaled-kronecker",
+    "eigen-kronecker",
+)
+DEFAULT_STRUCTURE = "eigen-kronecker"
+Structure = str | Callable[[Layer], Operator]
+
+
+class InverseFisher(nn.Module):
+    """Q ≈ (F+γI)⁻¹ for a model, block-diagonal over layers, keyed by parameter name.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> q = InverseFisher.from_model(model)
+    >>> sorted(q.diag()) == sorted(name for name, _ in model.named_parameters())
+    True
+    """
+
+    def __init__(self, layers: list[Layer], operators: Mapping[str, Operator]) -> None:
+        super().__init__()
+        self.layers = {layer.name: layer for layer in layers}
+        # The leading slash keeps a layer called `keys` or `values` apart from the methods of ModuleDict.
+        self._keys = {name: "/" + name.replace(".", "/") for name in self.layers}
+        self._operators = nn.ModuleDict({self._keys[name]: operators[name] for name in self.layers})
+        self._masks: dict[str, Tensor] = {}
+        self.notes: dict[str, str] = {}
+
+    @classmethod
+    def from_model(
+        cls,
+        model: nn.Module,
+        structure: Structure = DEFAULT_STRUCTURE,
+        *,
+        scale: float = 1.0,
+        block_size: int = 50,
+        max_factor_dim: int = 2048,
+        split_conv: bool = False,
+    ) -> InverseFisher:
+        """One operator per layer of the model, Q = scale · I.
+
+        `structure` is one of `STRUCTURES`, or a function from Layer to Operator. A factor larger than
+        `max_factor_dim` is split (convolutions), cut in blocks, or made diagonal, and the log says so;
+        `split_conv` splits every convolution's input side into channel ⊗ kernel.
+        """
+        if scale <= 0:
+            raise ValueError(f"scale must be > 0, got {scale}")
+        if isinstance(structure, str) and structure not in STRUCTURES:
+            raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}, got {structure!r}")
+        if block_size < 1 or max_factor_dim < 1:
+            raise ValueError(
+                f"block_size and max_factor_dim must be >= 1, got {block_size} and {max_factor_dim}"
+            )
+        layers = find_layers(model)
+        if not layers:
+            raise ValueError("the model has no trainable parameters (requires_grad is False for all of them)")
+        builder = _Builder(structure, block_size, max_factor_dim, split_conv)
+        parameters = dict(model.named_parameters())
+        operators = {}
+        for layer in layers:
+            weight = parameters[layer.weight]
+            dtype = weight.dtype if weight.dtype in (torch.float32, torch.float64) else torch.float32
+            operators[layer.name] = builder.build(layer).to(device=weight.device, dtype=dtype)
+        inverse = cls(layers, operators)
+        inverse.notes = builder.notes
+        for name, note in builder.notes.items():
+            logger.warning("%s: %s", name, note)
+        inverse.set_scale_(scale)
+        return inverse
+
+    def operator(self, name: str) -> Operator:
+        """The Q block of a layer, restricted to its mask if it has one."""
+        inner = self.unmasked(name)
+        return Masked(inner, self._masks[name]) if name in self._masks else inner
+
+    def unmasked(self, name: str) -> Operator:
+        """The Q block of a layer before any restriction."""
+        operator = self._operators[self._keys[name]]
+        assert isinstance(operator, Operator)
+        return operator
+
+    def mask(self, name: str) -> Tensor | None:
+        """The packed mask of a layer (True = kept), or None."""
+        return self._masks.get(name)
+
+    def pack(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameter-shaped tensors by parameter name → packed tensors by layer name, in Q's dtype."""
+        packed = {}
+        for name, layer in self.layers.items():
+            if all(part in tensors for part in layer.names):
+                value = layer.pack(tensors)
+                packed[name] = value.to(self._reference(name).dtype) if value.is_floating_point() else value
+        return packed
+
+    def unpack(self, packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `pack`."""
+        tensors: dict[str, Tensor] = {}
+        for name, value in packed.items():
+            tensors.update(self.layers[name].unpack(value))
+        return tensors
+
+    def matvec(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Q v for parameter-shaped v by name; layers that v does not cover are left out."""
+        packed = self.pack(tensors)
+        result = self.unpack({name: self.operator(name).matvec(v) for name, v in packed.items()})
+        return {name: value.to(tensors[name].dtype) for name, value in result.items()}
+
+    def diag(self) -> dict[str, Tensor]:
+        """diag(Q), parameter-shaped, by parameter name."""
+        return self.unpack({name: self.operator(name).diag() for name in self.layers})
+
+    def trace(self) -> Tensor:
+        """Tr(Q) over all layers."""
+        return torch.stack([self.operator(name).trace() for name in self.layers]).sum()
+
+    def set_scale_(self, scale: float) -> None:
+        """Set every block to scale · I."""
+        for name in self.layers:
+            self.unmasked(name).set_scale_(scale)
+
+    def restrict(self, masks: Mapping[str, Tensor]) -> None:
+        """Restrict Q to M Q M; masks are parameter-shaped and boolean, True where a weight is kept.
+
+        A full factor is downdated exactly to (F_MM+γI)⁻¹; other structures come close and are then
+        refined by auxiliary steps, which converge to it. An empty mapping lifts the restriction.
+        """
+        known = {part for layer in self.layers.values() for part in layer.names}
+        for name, mask in masks.items():
+            if name not in known:
+                raise ValueError(f"mask for unknown parameter {name!r}")
+            if mask.dtype != torch.bool:
+                raise ValueError(f"masks must be boolean (True = kept), got {mask.dtype} for {name!r}")
+        packed: dict[str, Tensor] = {}
+        for name, layer in self.layers.items():
+            if not any(part in masks for part in layer.names):
+                continue
+            diagonal = layer.unpack(self.unmasked(name).diag().detach())
+            full = {
+                part: masks.get(part, torch.ones_like(diagonal[part], dtype=torch.bool)).to(
+                    diagonal[part].device
+                )
+                for part in layer.names
+            }
+            for part in layer.names:
+                if full[part].shape != diagonal[part].shape:
+                    shapes = tuple(full[part].shape), tuple(diagonal[part].shape)
+                    raise ValueError(f"mask of {part!r} has shape {shapes[0]}, the parameter {shapes[1]}")
+            packed[name] = layer.pack(full)
+        old, self._masks = self._masks, packed
+        for name, mask in packed.items():
+            operator = self.unmasked(name)
+            newly = ~mask & old.get(name, torch.ones_like(mask))
+            if isinstance(operator, Gram) and operator.can_remove and bool(newly.any()):
+                operator.remove_(newly)
+
+    def describe(self) -> str:
+        """A table of layers: shape, structure, size of λ, and what was simplified."""
+        rows = [f"{'layer':<32} {'shape':>14} {'structure':<28} {'λ':>10}"]
+        for name, layer in self.layers.items():
+            operator = self.unmasked(name)
+            count = sum(p.numel() for p in operator.parameters())
+            shape = "×".join(map(str, layer.shape))
+            note = self.notes.get(name, "")
+            rows.append(f"{name:<32} {shape:>14} {_structure_name(operator):<28} {count:>10,} {note}")
+        return "\n".join(rows)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"masks": dict(self._masks)}
+
+    def set_extra_state(self, state: Any) -> None:
+        self._masks = dict(state["masks"])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InverseFisher:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._masks = {name: mask.to(self._reference(name).device) for name, mask in self._masks.items()}
+        return self
+
+    def _reference(self, name: str) -> Tensor:
+        """A tensor of the layer's Q block, for its dtype and device."""
+        operator = self.unmasked(name)
+        tensors = chain(operator.parameters(), operator.buffers())
+        return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+
+
+class _Builder:
+    """Chooses the operator of each layer from a structure's name and the size limits."""
+
+    def __init__(self, structure: Structure, block_size: int, max_factor_dim: int, split_conv: bool) -> None:
+        self.structure, self.block_size = structure, block_size
+        self.max_factor_dim, self.split_conv = max_factor_dim, split_conv
+        self.notes: dict[str, str] = {}
+
+    def build(self, layer: Layer) -> Operator:
+        structure, shape = self.structure, layer.shape
+        n = torch.Size(shape).numel()
+        if callable(structure):
+            operator = structure(layer)
+            if operator.shape != shape:
+                raise ValueError(
+                    f"layer {layer.name!r} needs an operator of shape {shape}, got {operator.shape}"
+                )
+            return operator
+        if structure == "identity":
+            return Identity(shape)
+        if structure == "diagonal" or not layer.is_matrix:
+            return Diagonal(shape)
+        if structure == "block":
+            return Gram(shape, BlockFactor(n, self.block_size))
+        if structure in ("full", "triangular"):
+            if n <= self.max_factor_dim:
+                return Gram(shape, FullFactor(n, triangular=structure == "triangular"))
+            self._note(
+                layer, f"n = {n} > max_factor_dim = {self.max_factor_dim}: blocks of {self.block_size}"
+            )
+            return Gram(shape, BlockFactor(n, self.block_size))
+        return Kronecker(
+            self._side(layer, shape[0], "output"),
+            self._side(layer, shape[1], "input"),
+            outer=structure != "kronecker",
+            inner=structure == "eigen-kronecker",
+        )
+
+    def _side(self, layer: Layer, dim: int, side: str) -> Factor:
+        limit = self.max_factor_dim
+        is_conv_input = side == "input" and layer.kernel > 1
+        if is_conv_input and (self.split_conv or dim > limit) and layer.channels <= limit:
+            if not self.split_conv:
+                self._note(
+                    layer, f"{side} side {dim} > max_factor_dim = {limit}: split into channel ⊗ kernel"
+                )
+            return SplitFactor(layer.channels, layer.kernel, bias=layer.bias is not None)
+        if dim <= limit:
+            return FullFactor(dim)
+        if dim <= 8 * limit:
+            self._note(layer, f"{side} side {dim} > max_factor_dim = {limit}: blocks of {limit}")
+            return BlockFactor(dim, limit)
+        self._note(layer, f"{side} side {dim} > 8 × max_factor_dim = {8 * limit}: diagonal")
+        return DiagonalFactor(dim)
+
+    def _note(self, layer: Layer, text: str) -> None:
+        self.notes[layer.name] = "; ".join(filter(None, [self.notes.get(layer.name), text]))
+
+
+def _structure_name(operator: Operator) -> str:
+    if isinstance(operator, Kronecker):
+        sides = f"{type(operator.L).__name__[:-6]}⊗{type(operator.R).__name__[:-6]}"
+        outer = "D" if operator.log_d is not None else ""
+        inner = "E²" if operator.log_e is not None else ""
+        return f"{outer}({sides}){inner}"
+    if isinstance(operator, Gram):
+        return f"{type(operator.factor).__name__[:-6]} LLᵀ"
+    return type(operator).__name__

@@ -1,0 +1,237 @@
+"""p(y|f): what the model's outputs f mean, and therefore what its Fisher matrix is.
+
+A *unit* is one independent prediction: an example, or one token of a sequence. Losses and Fisher
+matrices are means over units. To add a likelihood of your own, subclass `Likelihood` and give `nll`
+and `sample`; add `cotangent` and `output_fisher` where a closed form exists (less noise, exact F·v).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Likelihood(ABC):
+    """A conditional distribution p(y|f) of targets y given model outputs f [..., outputs]."""
+
+    @abstractmethod
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        """−log p(y|f), mean over units; what the model is trained on."""
+
+    @abstractmethod
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """y ~ p(y|f): labels from the model, never from the data."""
+
+    def cotangent(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A random c, independent over units, with E[c cᵀ] = the Fisher matrix of p(y|f) w.r.t. f.
+
+        The default is the score of a sampled label, which is right for any likelihood.
+        """
+        with torch.enable_grad():
+            leaf = f.detach().requires_grad_()
+            loss = self.nll(leaf, self.sample(f.detach(), generator)) * self.units(f)
+            return torch.autograd.grad(loss, leaf)[0]
+
+    def output_fisher(self, f: Tensor, t: Tensor) -> Tensor:
+        """Λ(f) t, the Fisher matrix of p(y|f) w.r.t. f times t, unit by unit."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no closed-form output Fisher; "
+            "define output_fisher(f, t), or use sampled products (fisher.sampled_product)"
+        )
+
+    def units(self, f: Tensor) -> int:
+        """How many independent predictions f holds."""
+        return max(f[..., 0].numel(), 1)
+
+    def valid(self, f: Tensor, y: Tensor | None) -> Tensor | None:
+        """Which units of f count (boolean), None for all. Reads where y is, never what it says."""
+        return None
+
+    def check(self, f: Tensor, y: Tensor | None) -> None:
+        """Raise a ValueError that names the value and the rule if f, or y where given, cannot be right."""
+        if not torch.is_tensor(f) or not f.is_floating_point():
+            raise ValueError(
+                f"{type(self).__name__} needs a floating-point output tensor, got {_describe(f)}"
+            )
+        if f.dim() < 1 or f.numel() == 0:
+            raise ValueError(
+                f"{type(self).__name__} needs a non-empty output [..., outputs], got {_describe(f)}"
+            )
+
+
+class Categorical(Likelihood):
+    """Classes with logits f [..., classes]; `ignore_index` marks positions of y that do not count.
+
+    `class_dim` says where the classes are (1 for segmentation outputs [batch, classes, ...]).
+    """
+
+    def __init__(self, *, class_dim: int = -1, ignore_index: int = -100) -> None:
+        self.class_dim = class_dim
+        self.ignore_index = ignore_index
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        logits = f.movedim(self.class_dim, -1).flatten(0, -2)
+        return functional.cross_entropy(logits, y.flatten(), ignore_index=self.ignore_index)
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        p = f.movedim(self.class_dim, -1).softmax(-1)
+        draws = torch.multinomial(p.flatten(0, -2), 1, generator=generator)
+        return draws.view(p.shape[:-1])
+
+    def cotangent(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """c = √p∘ε − p(√p·ε) with ε = ±1: covariance exactly diag(p) − ppᵀ, no label noise."""
+        p = f.detach().movedim(self.class_dim, -1).softmax(-1)
+        scaled = p.sqrt() * _signs(p, generator)
+        c = scaled - p * scaled.sum(-1, keepdim=True)
+        return c.movedim(-1, self.class_dim)
+
+    def output_fisher(self, f: Tensor, t: Tensor) -> Tensor:
+        p = f.detach().softmax(self.class_dim)
+        return p * (t - (p * t).sum(self.class_dim, keepdim=True))
+
+    def units(self, f: Tensor) -> int:
+        return f.numel() // f.shape[self.class_dim]
+
+    def valid(self, f: Tensor, y: Tensor | None) -> Tensor | None:
+        if y is None:
+            return None
+        counts = y != self.ignore_index
+        return None if bool(counts.all()) else counts
+
+    def check(self, f: Tensor, y: Tensor | None) -> None:
+        super().check(f, y)
+        if f.dim() < 2:
+            raise ValueError(
+                f"Categorical needs logits [..., classes] with at least 2 dimensions, got {_describe(f)}"
+            )
+        if y is None:
+            return
+        expected = f.movedim(self.class_dim, -1).shape[:-1]
+        if y.is_floating_point() or y.shape != expected:
+            raise ValueError(
+                f"Categorical needs integer labels of shape {tuple(expected)} for logits "
+                f"{tuple(f.shape)}, got {_describe(y)}"
+            )
+        classes = f.shape[self.class_dim]
+        wrong = y[(y != self.ignore_index) & ((y < 0) | (y >= classes))]
+        if wrong.numel():
+            raise ValueError(
+                f"label {int(wrong[0])} is out of range: labels must be in 0..{classes - 1} "
+                f"(the model has {classes} outputs) or ignore_index={self.ignore_index}"
+            )
+
+
+class Gaussian(Likelihood):
+    """y ~ N(f, σ²I) for f [..., outputs]; units are vectors, the nll sums over outputs.
+
+    σ is a number or tensor (a parameter that you learn with your own optimizer is fine). With
+    `learned_sigma=True` the model predicts it: f holds the means, then as many log σ.
+    """
+
+    def __init__(self, sigma: float | Tensor = 1.0, *, learned_sigma: bool = False) -> None:
+        if not bool((torch.as_tensor(sigma) > 0).all()):
+            raise ValueError(f"sigma must be > 0, got {sigma}")
+        self.sigma = sigma
+        self.learned_sigma = learned_sigma
+
+    def _mean_and_log_sigma(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        if self.learned_sigma:
+            mean, log_sigma = f.chunk(2, dim=-1)
+            return mean, log_sigma
+        return f, torch.as_tensor(self.sigma, dtype=f.dtype, device=f.device).log().expand_as(f)
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        mean, log_sigma = self._mean_and_log_sigma(f)
+        constant = 0.5 * torch.log(torch.tensor(2 * torch.pi, dtype=f.dtype, device=f.device))
+        per_output = 0.5 * ((y - mean) * (-log_sigma).exp()).square() + log_sigma + constant
+        return per_output.sum(-1).mean()
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        mean, log_sigma = self._mean_and_log_sigma(f.detach())
+        noise = torch.randn(mean.shape, generator=generator, dtype=f.dtype, device=f.device)
+        return mean + log_sigma.exp() * noise
+
+    def cotangent(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """c = ε/σ for means; the Fisher information of log σ is 2, so c = √2 ε there."""
+        return _signs(f, generator) * self._root_fisher(f)
+
+    def output_fisher(self, f: Tensor, t: Tensor) -> Tensor:
+        return self._root_fisher(f).square() * t
+
+    def _root_fisher(self, f: Tensor) -> Tensor:
+        mean, log_sigma = self._mean_and_log_sigma(f.detach())
+        precision = (-log_sigma.detach()).exp()
+        return torch.cat([precision, torch.full_like(mean, 2**0.5)], -1) if self.learned_sigma else precision
+
+    def check(self, f: Tensor, y: Tensor | None) -> None:
+        super().check(f, y)
+        if self.learned_sigma and f.shape[-1] % 2:
+            raise ValueError(
+                f"learned_sigma needs an even number of outputs (means, log sigmas), got {f.shape[-1]}"
+            )
+        mean = self._mean_and_log_sigma(f)[0]
+        if y is not None and y.shape != mean.shape:
+            raise ValueError(f"Gaussian needs targets of shape {tuple(mean.shape)}, got {_describe(y)}")
+
+
+class Bernoulli(Likelihood):
+    """Independent binary outputs with logits f [..., outputs]; the nll sums over outputs."""
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        loss = functional.binary_cross_entropy_with_logits(f, y.to(f.dtype), reduction="none")
+        return loss.sum(-1).mean()
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return torch.bernoulli(f.detach().sigmoid(), generator=generator)
+
+    def cotangent(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        p = f.detach().sigmoid()
+        return (p * (1 - p)).sqrt() * _signs(p, generator)
+
+    def output_fisher(self, f: Tensor, t: Tensor) -> Tensor:
+        p = f.detach().sigmoid()
+        return p * (1 - p) * t
+
+    def check(self, f: Tensor, y: Tensor | None) -> None:
+        super().check(f, y)
+        if y is None:
+            return
+        if y.shape != f.shape:
+            raise ValueError(f"Bernoulli needs targets of shape {tuple(f.shape)}, got {_describe(y)}")
+        wrong = y[~((y >= 0) & (y <= 1))]
+        if wrong.numel():
+            raise ValueError(f"Bernoulli targets must lie in [0, 1], got {float(wrong[0])}")
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "categorical": Categorical,
+    "gaussian": Gaussian,
+    "bernoulli": Bernoulli,
+}
+
+
+def as_likelihood(likelihood: Likelihood | str) -> Likelihood:
+    """A likelihood from its name or itself: `as_likelihood("categorical")`."""
+    if isinstance(likelihood, Likelihood):
+        return likelihood
+    if likelihood not in LIKELIHOODS:
+        raise ValueError(
+            f"likelihood must be a Likelihood or one of {sorted(LIKELIHOODS)}, got {likelihood!r}"
+        )
+    return LIKELIHOODS[likelihood]()
+
+
+def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Independent ±1 of the given tensor's shape, dtype and device."""
+    device = like.device if generator is None else generator.device
+    bits = torch.randint(0, 2, like.shape, generator=generator, device=device)
+    return (2 * bits - 1).to(device=like.device, dtype=like.dtype)
+
+
+def _describe(value: object) -> str:
+    if torch.is_tensor(value):
+        return f"{str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return type(value).__name__

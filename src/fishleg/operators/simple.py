@@ -1,0 +1,144 @@
+"""Q blocks without Kronecker structure: identity, diagonal, and S Sᵀ for any factor S."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.operators.base import Operator
+from fishleg.operators.factors import Factor, FullFactor
+
+
+class Identity(Operator):
+    """Q = scale · I. With scale 1 the OBS score w²/2Q_ii is magnitude pruning."""
+
+    scale: Tensor
+
+    def __init__(self, shape: Sequence[int], scale: float = 1.0) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.register_buffer("scale", torch.tensor(float(scale)))
+
+    def dense(self) -> Tensor:
+        return self.scale * torch.eye(self.n, dtype=self.scale.dtype, device=self.scale.device)
+
+    def matvec(self, V: Tensor) -> Tensor:
+        return self.scale * V
+
+    def solve(self, V: Tensor) -> Tensor:
+        return V / self.scale
+
+    def diag(self) -> Tensor:
+        return self.scale.expand(self.shape)
+
+    def frobenius_sq(self) -> Tensor:
+        return self.scale.square() * self.n
+
+    def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return (rows == columns) * self.scale
+
+    def set_scale_(self, scale: float) -> None:
+        self.scale.fill_(scale)
+
+
+class Diagonal(Operator):
+    """Q = diag(exp(log_q)): for norms, biases and other parameters without matrix structure."""
+
+    has_natural_step = True
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.log_q = nn.Parameter(torch.zeros(self.shape))
+
+    def dense(self) -> Tensor:
+        return torch.diag(self.log_q.exp().flatten())
+
+    def matvec(self, V: Tensor) -> Tensor:
+        return self.log_q.exp() * V
+
+    def solve(self, V: Tensor) -> Tensor:
+        return V * (-self.log_q).exp()
+
+    def diag(self) -> Tensor:
+        return self.log_q.exp()
+
+    def frobenius_sq(self) -> Tensor:
+        return (2 * self.log_q).exp().sum()
+
+    def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return (rows == columns) * self.log_q.exp().flatten()[rows]
+
+    def set_scale_(self, scale: float) -> None:
+        with torch.no_grad():
+            self.log_q.fill_(scale).log_()
+
+    def natural_step_(self, H: Tensor, gamma: float, eta: float, mask: Tensor | None = None) -> None:
+        with torch.no_grad():  # exact running average of the precision: 1/q ← (1−η)/q + η (h² + γ)
+            ratio = self.log_q.exp() * (H.square().mean(0) + gamma)  # 1 at the fixed point
+            if mask is not None:
+                ratio = torch.where(mask, ratio, 1.0)
+            self.log_q.sub_(torch.log((1 - eta) + eta * ratio))
+
+
+class Gram(Operator):
+    """Q = S Sᵀ on the flattened parameters, S any factor: full, triangular, or block-diagonal."""
+
+    has_natural_step = True
+
+    def __init__(self, shape: Sequence[int], factor: Factor) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        if factor.dim != self.n:
+            raise ValueError(f"factor of size {factor.dim} does not fit shape {self.shape} (n = {self.n})")
+        self.factor = factor
+
+    def dense(self) -> Tensor:
+        S = self.factor.dense()
+        return S @ S.mT
+
+    def matvec(self, V: Tensor) -> Tensor:
+        return self.factor.apply_matrix(self.factor.apply_transpose(self._flatten(V))).reshape(V.shape)
+
+    def solve(self, V: Tensor) -> Tensor:
+        return self.factor.solve_transpose(self.factor.solve_matrix(self._flatten(V))).reshape(V.shape)
+
+    def diag(self) -> Tensor:
+        return self.factor.gram_diag().reshape(self.shape)
+
+    def set_scale_(self, scale: float) -> None:
+        self.factor.eye_()
+        self.factor.scale_(scale**0.5)
+
+    def natural_step_(self, H: Tensor, gamma: float, eta: float, mask: Tensor | None = None) -> None:
+        with torch.no_grad():
+            H = H.reshape(len(H), self.n)
+            precision = torch.full_like(H[0], gamma)
+            if mask is not None:
+                H = H * mask.flatten()
+                precision = torch.where(mask.flatten(), precision, 1 / self.diag().flatten())
+            Y = torch.cat([H / len(H) ** 0.5, torch.diag(precision.sqrt())])
+            self.factor.natural_step_(self.factor.moment(self.factor.apply_transpose(Y)), eta)
+
+    @property
+    def can_remove(self) -> bool:
+        """Whether `remove_` is available: a full square factor."""
+        return isinstance(self.factor, FullFactor) and not self.factor.triangular
+
+    def remove_(self, removed: Tensor) -> None:
+        """Exact downdate to the inverse of F_γ without the removed parameters (Schur complement).
+
+        L ← L − L Π with Π the projector on the rows of L_P; then Q_MM = (F_MM+γI)⁻¹. The removed rows become
+        an orthonormal basis of Π times the mean scale, so that Q decouples them and stays invertible.
+        """
+        if not isinstance(self.factor, FullFactor) or self.factor.triangular:
+            raise NotImplementedError("the exact downdate needs a full square factor")
+        with torch.no_grad():
+            L, P = self.factor.matrix, removed.flatten()
+            scale = L.square().sum(-1).mean().sqrt()
+            L_P = L[P]
+            basis = torch.linalg.solve_triangular(torch.linalg.cholesky(L_P @ L_P.mT), L_P, upper=False)
+            L.sub_((L @ basis.mT) @ basis)
+            L[P] = scale * basis

@@ -1,0 +1,291 @@
+"""FishLeg: train with Q, w ← w − η Q g, while Q itself keeps learning.
+
+Paper: Algorithm 1, the fine-tuning line and the auxiliary step after it. The optimizer remembers the
+inputs of the model's last training call, so an ordinary loop needs no change beyond its constructor.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fishleg.auxiliary import Auxiliary, AuxiliaryOptions, AuxStats
+from fishleg.batches import Forward, default_forward, map_tensors, output_tensor
+from fishleg.fisher import first_non_finite
+from fishleg.inverse import InverseFisher
+from fishleg.likelihoods import Likelihood
+
+# What suits a moving model: few examples a step, a quick warm start, BatchNorm as the training step sees it.
+ONLINE = AuxiliaryOptions(sub_batch=16, warm_start=40, eta_floor=0.05, batch_statistics=True)
+
+
+class FishLeg(Optimizer):
+    """Natural gradient with a learned inverse Fisher, as a torch optimizer.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> optimizer = FishLeg(model, "categorical", lr=0.05)
+    >>> x, y = torch.randn(32, 4), torch.randint(3, (32,))
+    >>> loss = nn.functional.cross_entropy(model(x), y)
+    >>> loss.backward()
+    >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood | str = "categorical",
+        *,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        params: Iterable[Any] | None = None,
+        inverse: InverseFisher | None = None,
+        gamma: float | None = None,
+        relative_damping: float = 3.0,
+        update_every: int = 10,
+        warmup: int = 40,
+        initial_lr: float = 0.1,
+        max_kl: float | None = 0.03,
+        clip_gradients: Callable[[list[nn.Parameter]], object] | None = None,
+        auxiliary: AuxiliaryOptions | None = None,
+        forward: Forward | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Options beyond the usual ones.
+
+        params: parameter groups as in any torch optimizer (default: all trainable parameters, one group).
+        update_every: auxiliary steps, one every k weight steps; −k means k of them at every step.
+        warmup: for the first steps Q learns at every step, whatever update_every is.
+        initial_lr: the learning rate of SGD that the first steps amount to, while Q is still αI with
+            α = initial_lr/lr (the paper's initialisation for training); ignored where `inverse` is given.
+        max_kl: trust region; a step is shortened where its predicted KL would exceed this (see `_trust`).
+            It, rather than lr, sets the pace, so that lr hardly needs tuning.
+        clip_gradients: called with the parameters before each step, for instance
+            lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0).
+        inverse: a Q to continue with, for instance one that has just scored and pruned.
+        """
+        _require("lr", lr, lr >= 0, ">= 0")
+        _require("momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
+        _require("weight_decay", weight_decay, weight_decay >= 0, ">= 0")
+        _require(
+            "update_every", update_every, update_every != 0, "not 0 (k > 0: every k steps; k < 0: |k| a step)"
+        )
+        _require("initial_lr", initial_lr, initial_lr > 0, "> 0")
+        _require("warmup", warmup, warmup >= 0, ">= 0")
+        _require("max_kl", max_kl, max_kl is None or max_kl > 0, "> 0 or None")
+        names = {id(p): name for name, p in model.named_parameters()}
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        if not trainable:
+            raise ValueError("the model has no trainable parameters (requires_grad is False for all of them)")
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(trainable if params is None else params, defaults)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if id(p) not in names:
+                    raise ValueError(f"a parameter of shape {tuple(p.shape)} does not belong to the model")
+        self._names = names
+        if inverse is None:
+            inverse = InverseFisher.from_model(model, scale=initial_lr / lr if lr else 1.0)
+        self.inverse = inverse
+        self._covered = {part for layer in self.inverse.layers.values() for part in layer.names}
+        self.auxiliary = Auxiliary(
+            model,
+            self.inverse,
+            likelihood,
+            gamma=gamma,
+            relative_damping=relative_damping,
+            options=auxiliary or ONLINE,
+            forward=forward or _replay,
+            generator=generator,
+        )
+        self.update_every, self.warmup, self.max_kl = update_every, warmup, max_kl
+        self.clip_gradients = clip_gradients
+        self.steps = 0
+        self.last_auxiliary: AuxStats | None = None
+        self.last_trust = 1.0
+        self.masks: dict[str, Tensor] = {}
+        self._recorder = _Recorder()
+        if forward is None:
+            model.register_forward_pre_hook(self._recorder, with_kwargs=True)
+
+    def set_masks(self, masks: Mapping[str, Tensor]) -> None:
+        """Keep weights exactly zero where a mask (boolean, by parameter name, True = kept) is False."""
+        self.inverse.restrict(masks)
+        self.masks = {name: mask.clone() for name, mask in masks.items()}
+        for _, p, name in self._parameters():
+            if name in self.masks:
+                with torch.no_grad():
+                    p.mul_(self.masks[name])
+                    if "momentum" in self.state[p]:
+                        self.state[p]["momentum"].mul_(self.masks[name])
+
+    def step(self, closure: Callable[[], Any] | None = None, *, batch: Any = None) -> Any:
+        """One weight step, then the auxiliary steps that are due.
+
+        `batch` gives the auxiliary step its inputs; without it the model's last training call is replayed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            if isinstance(loss, (Tensor, float)) and not bool(torch.as_tensor(loss).isfinite().all()):
+                raise ValueError(f"the loss is not finite ({loss}); nothing was changed")
+        if self.clip_gradients is not None:
+            self.clip_gradients([p for _, p, _ in self._parameters() if p.grad is not None])
+        gradients = self._gradients()
+        due = self._auxiliary_steps_due()
+        if due > 0:
+            inputs = self._recorder.call if batch is None else batch
+            if inputs is None:
+                raise ValueError(
+                    "no inputs to learn Q from: call the model in training mode before step(), "
+                    "or pass step(batch=...)"
+                )
+            for _ in range(due):
+                self.last_auxiliary = self.auxiliary.step(inputs)
+        self._recorder.call = None
+        self._update_weights(gradients)
+        self.steps += 1
+        return loss
+
+    def _auxiliary_steps_due(self) -> int:
+        if self.update_every < 0:
+            return -self.update_every
+        return int(self.steps < self.warmup or self.steps % self.update_every == 0)
+
+    def _parameters(self) -> Iterable[tuple[dict[str, Any], nn.Parameter, str]]:
+        for group in self.param_groups:
+            for p in group["params"]:
+                yield group, p, self._names[id(p)]
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Masked gradients by name; parameters without one are left alone."""
+        gradients = {}
+        for _, p, name in self._parameters():
+            if p.grad is None or not p.requires_grad:
+                continue
+            if name not in self._covered:
+                raise ValueError(f"Q does not cover parameter {name!r}: it was frozen when Q was built")
+            gradients[name] = p.grad * self.masks[name] if name in self.masks else p.grad
+        if not gradients:
+            raise ValueError("no parameter has a gradient: call loss.backward() before step()")
+        bad = first_non_finite(gradients)
+        if bad is not None:
+            raise ValueError(f"non-finite gradient for parameter {bad!r}; nothing was changed")
+        return gradients
+
+    @torch.no_grad()
+    def _update_weights(self, gradients: dict[str, Tensor]) -> None:
+        directions = self.inverse.matvec(self._whole_layers(gradients))
+        decrease = float(torch.stack([(g * directions[name]).sum() for name, g in gradients.items()]).sum())
+        if not math.isfinite(decrease):
+            raise ValueError(f"the step Q g is not finite (gᵀQg = {decrease}); the weights were left alone")
+        ramp = min(1.0, 4 * (self.steps + 1) / self.warmup) if self.warmup else 1.0
+        trust = self._trust(decrease, ramp)
+        for group, p, name in self._parameters():
+            if name not in gradients:
+                continue
+            direction = directions[name] * trust
+            state = self.state[p]
+            if group["momentum"]:
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(p)
+                direction = state["momentum"].mul_(group["momentum"]).add_(direction)
+            lr = group["lr"] * ramp
+            if group["weight_decay"]:
+                p.mul_(1 - lr * group["weight_decay"])
+            p.add_(direction, alpha=-lr)
+            if name in self.masks:
+                p.mul_(self.masks[name])
+        self.last_trust = trust
+
+    def _whole_layers(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Q acts on whole layers: a bias (or weight) without a gradient counts as zero there."""
+        covered = dict(gradients)
+        for layer in self.inverse.layers.values():
+            present = [part for part in layer.names if part in gradients]
+            for part in layer.names:
+                if present and part not in covered:
+                    packed_shape = self.inverse.unmasked(layer.name).diag()
+                    covered[part] = torch.zeros_like(layer.unpack(packed_shape)[part])
+        return covered
+
+    def _trust(self, decrease: float, ramp: float) -> float:
+        """How much to shorten a step δ = −ηQg so that its predicted KL ½ δᵀF_γδ ≈ ½ η² gᵀQg ≤ max_kl.
+
+        With momentum the steps add up to η/(1−β), which is what counts.
+        """
+        if self.max_kl is None:
+            return 1.0
+        reach = max(group["lr"] / (1 - group["momentum"]) for group in self.param_groups) * ramp
+        kl = 0.5 * reach**2 * max(decrease, 0.0)
+        return min(1.0, math.sqrt(self.max_kl / kl)) if kl > 0 else 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The usual optimizer state, and under "fishleg" λ, the auxiliary optimizer, masks and generator."""
+        state = super().state_dict()
+        state["fishleg"] = copy.deepcopy(
+            {
+                "steps": self.steps,
+                "inverse": self.inverse.state_dict(),
+                "auxiliary": self.auxiliary.state_dict(),
+                "masks": self.masks,
+            }
+        )
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore bit for bit what `state_dict` returned."""
+        if "fishleg" not in state_dict:
+            raise ValueError("this is not a FishLeg state: it has no 'fishleg' entry")
+        own = copy.deepcopy(state_dict["fishleg"])
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "fishleg"})
+        self.inverse.load_state_dict(own["inverse"])
+        self.auxiliary.load_state_dict(own["auxiliary"])
+        self.masks, self.steps = own["masks"], own["steps"]
+
+
+class _Recorder:
+    """A forward hook that remembers the model's last training call as a batch: it can be cut and replayed.
+
+    A copy of the model, or its pickle, gets a recorder of its own, with nothing in it.
+    """
+
+    def __init__(self) -> None:
+        self.call: dict[str, Any] | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training and torch.is_grad_enabled():
+            self.call = {"args": args, "kwargs": kwargs, "autocast": _autocast_state()}
+
+    def __reduce__(self) -> tuple[type[_Recorder], tuple[()]]:
+        return _Recorder, ()
+
+
+def _replay(model: nn.Module, batch: Any) -> Tensor:
+    if not (isinstance(batch, dict) and batch.keys() == {"args", "kwargs", "autocast"}):
+        return default_forward(model, batch)
+    call = map_tensors(batch, lambda t: t.detach())
+    if call["autocast"] is None:
+        return output_tensor(model(*call["args"], **call["kwargs"]))
+    device, dtype = call["autocast"]
+    with torch.autocast(device, dtype=dtype):
+        return output_tensor(model(*call["args"], **call["kwargs"])).float()
+
+
+def _autocast_state() -> tuple[str, torch.dtype] | None:
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return device, torch.get_autocast_dtype(device)
+    return None
+
+
+def _require(name: str, value: object, holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, got {value}")

@@ -1,0 +1,1 @@
+"""Real models and data for the demo, the examples, the experiments and the benchmarks."""

@@ -1,0 +1,89 @@
+"""The networks of the paper and of the benchmarks, written plainly so that nothing else is needed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class _BasicBlock(nn.Module):
+    """Two 3×3 convolutions; the shortcut is a strided slice with zero-padded channels."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(n_out)
+        self.conv2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(n_out)
+        self.stride, self.extra = stride, n_out - n_in
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        if self.stride != 1 or self.extra:
+            x = x[:, :, :: self.stride, :: self.stride]
+            x = functional.pad(x, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+        return functional.relu(x + y)
+
+
+class CifarResNet(nn.Module):
+    """ResNet-(6·depth+2) for 32×32 images; depth 3 and width 16 is ResNet20 (0.27 M parameters)."""
+
+    def __init__(self, depth: int = 3, width: int = 16, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = self._stage(width, width, depth, 1)
+        self.layer2 = self._stage(width, 2 * width, depth, 2)
+        self.layer3 = self._stage(2 * width, 4 * width, depth, 2)
+        self.linear = nn.Linear(4 * width, classes)
+
+    @staticmethod
+    def _stage(n_in: int, n_out: int, depth: int, stride: int) -> nn.Sequential:
+        blocks = [_BasicBlock(n_in, n_out, stride)]
+        blocks += [_BasicBlock(n_out, n_out, 1) for _ in range(depth - 1)]
+        return nn.Sequential(*blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        logits: Tensor = self.linear(x.mean((2, 3)))
+        return logits
+
+
+def resnet20(classes: int = 10) -> CifarResNet:
+    """The CIFAR ResNet20 of He et al."""
+    return CifarResNet(3, 16, classes)
+
+
+def autoencoder(inputs: int = 64, widths: tuple[int, ...] = (48, 24, 8)) -> nn.Sequential:
+    """A deep tanh autoencoder with Bernoulli outputs: small, and hard for first-order methods."""
+    sizes = [inputs, *widths, *widths[-2::-1], inputs]
+    modules: list[nn.Module] = []
+    for n_in, n_out in pairwise(sizes):
+        modules += [nn.Linear(n_in, n_out), nn.Tanh()]
+    return nn.Sequential(*modules[:-1])
+
+
+class DigitsNet(nn.Module):
+    """A small convolutional network for 8×8 digits: about 25 k parameters, trained in seconds."""
+
+    def __init__(self, width: int = 16, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(2 * width)
+        self.conv3 = nn.Conv2d(2 * width, 4 * width, 3, padding=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.linear = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.bn1(self.conv1(x)))
+        x = functional.max_pool2d(functional.relu(self.bn2(self.conv2(x))), 2)
+        x = functional.relu(self.bn3(self.conv3(x)))
+        logits: Tensor = self.linear(torch.mean(x, (2, 3)))
+        return logits

@@ -1,0 +1,235 @@
+"""Running the auxiliary loss: gauge and stop, damping, initial scale, resuming."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import (
+    damped_inverse,
+    dense_auxiliary_loss,
+    dense_fisher,
+    gaussian_fisher,
+    identical,
+    packed_fisher,
+)
+from torch import Tensor, nn
+
+from fishleg import Auxiliary, AuxiliaryOptions, AuxStats, Gaussian, InverseFisher
+from fishleg.auxiliary import ESTIMATORS
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def net(outputs: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def make(
+    structure: str = "eigen-kronecker",
+    likelihood: str = "categorical",
+    gamma: float | None = 0.1,
+    seed: int = 0,
+    model: nn.Module | None = None,
+    scale: float = 1.0,
+    **options: Any,
+) -> Auxiliary:
+    model = net() if model is None else model
+    return Auxiliary(
+        model,
+        InverseFisher.from_model(model, structure, scale=scale),
+        likelihood,
+        gamma=gamma,
+        options=AuxiliaryOptions(**options),
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+# --- gauge, stop, loader ------------------------------------------------------------------------------------
+
+
+def test_gauge_and_loss_in_expectation() -> None:
+    """At Q = αI: gauge α(Tr F/n + γ) − 1 and loss ½α²(Tr F + nγ) − nα, within 5 standard errors."""
+    alpha, gamma, n = 0.7, 0.1, 21
+    F = dense_fisher(net(1), X, gaussian_fisher)
+    for estimator in ("trace", "probe"):
+        auxiliary = make(
+            "full", "gaussian", gamma, model=net(1), scale=alpha, estimator=estimator, lr=1e-300, groups=12
+        )
+        draws = [auxiliary.step(X) for _ in range(150)]
+        units = n if estimator == "probe" else 1  # the probe's loss is divided by ‖u‖²
+        expected_gauge = alpha * (float(F.trace()) / n + gamma) - 1
+        expected_loss = (0.5 * alpha**2 * (float(F.trace()) + n * gamma) - n * alpha) / units
+        for values, expected in (
+            ([s.gauge for s in draws], expected_gauge),
+            ([s.loss for s in draws], expected_loss),
+        ):
+            tensor = torch.tensor(values)
+            error = float(tensor.std()) / len(draws) ** 0.5
+            assert abs(float(tensor.mean()) - expected) < 5 * error
+            assert error < 0.05 * abs(expected)
+
+
+def test_smoothed_gauge_is_a_bias_corrected_average() -> None:
+    auxiliary = make(smoothing=0.8)
+    gauges: list[float] = []
+    for t in range(1, 6):
+        stats = auxiliary.step(X)
+        gauges.append(stats.gauge)
+        weights = [0.2 * 0.8 ** (t - 1 - i) / (1 - 0.8**t) for i in range(t)]
+        assert stats.step == t
+        assert stats.gauge_smoothed == pytest.approx(sum(w * g for w, g in zip(weights, gauges, strict=True)))
+
+
+@pytest.mark.parametrize("structure", ["full", "eigen-kronecker"])
+def test_gauge_goes_to_zero_and_stops(structure: str) -> None:
+    model, history = net(1), []
+    auxiliary = make(structure, "gaussian", model=model, groups=12, vectorize=True, warm_start=30)
+    last = auxiliary.learn([X], 2000, tolerance=0.03, callback=history.append)
+    assert last is history[-1]
+    assert [s.step for s in history] == list(range(1, last.step + 1))
+    assert abs(history[0].gauge) > 0.3
+    assert abs(last.gauge_smoothed) < 0.03
+    assert last.converged
+    assert not any(s.converged for s in history[:-1])
+    assert 30 <= last.step < 1000, "stopped by the limit, or before the warm start was over"
+    F, loss, best = dense_fisher(model, X, gaussian_fisher), 0.0, 0.0
+    for name, layer in auxiliary.inverse.layers.items():
+        F_l = packed_fisher(model, F, layer.names)
+        loss += float(dense_auxiliary_loss(auxiliary.inverse.operator(name).dense().detach(), F_l, 0.1))
+        best += float(dense_auxiliary_loss(damped_inverse(F_l, 0.1), F_l, 0.1))
+    assert best <= loss < 0.97 * best, "the true loss is within the tolerance of the least one"
+
+
+def test_limits_of_learn() -> None:
+    auxiliary = make("full", groups=12)
+    assert auxiliary.learn([X], 7, tolerance=1.0).step == 7
+    assert auxiliary.learn([X], 200, tolerance=0.0).step == 207, "a gauge of exactly 0 is out of reach"
+    assert auxiliary.learn([X], 50, tolerance=10.0, min_steps=9).step == 216
+    assert auxiliary.learn([X], 50, tolerance=10.0).step == 217
+    with pytest.raises(ValueError, match="steps must be >= 1, got 0"):
+        auxiliary.learn([X], 0)
+
+
+class Loader:
+    """Three batches an epoch, and a count of what was asked for."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches, self.epochs, self.drawn = batches, 0, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.epochs += 1
+        for i in range(self.batches):
+            self.drawn += 1
+            yield X[4 * i : 4 * i + 4]
+
+
+def test_short_loader_is_cycled() -> None:
+    loader = Loader(3)
+    assert make().learn(loader, 8, tolerance=0.0).step == 8
+    assert (loader.epochs, loader.drawn) == (3, 8)
+
+
+def test_sub_batch_uses_the_first_examples_only() -> None:
+    poisoned = torch.cat([X[:4], torch.full((8, 3), torch.nan)])
+    assert make(sub_batch=4, groups=2).step(poisoned) == make(groups=2).step(X[:4])
+
+
+def test_adam_takes_gradients_of_any_memory_layout() -> None:
+    """Adam's first step is −lr·sign(∇); the fused kernel would take a transposed gradient as it lies."""
+    auxiliary = make("block", estimator="trace", lr=0.01)
+    parameters, gradients = list(auxiliary.inverse.parameters()), []
+    with torch.no_grad():
+        for p in parameters:
+            p.add_(0.3 * torch.randn_like(p))
+    old = [p.detach().clone() for p in parameters]
+    auxiliary._adam.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in parameters))
+    auxiliary.step(X)
+    for before, after, gradient in zip(old, parameters, gradients, strict=True):
+        torch.testing.assert_close(after.detach() - before, -0.01 * gradient.sign(), rtol=1e-4, atol=0.0)
+
+
+# --- damping and initial scale ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_automatic_gamma_is_relative_to_the_mean_diagonal(estimator: str) -> None:
+    """With one output and one h per example the mean diagonal is exact; later batches do not change it."""
+    model = net(1)
+    inverse = InverseFisher.from_model(model)
+    options = AuxiliaryOptions(estimator=estimator, groups=12)
+    auxiliary = Auxiliary(model, inverse, Gaussian(0.5), relative_damping=3.0, options=options)
+    F = dense_fisher(model, X, lambda f: gaussian_fisher(f, 0.5))
+    auxiliary.step(X)
+    assert auxiliary.gamma == pytest.approx(3.0 * float(F.diagonal().mean()), rel=1e-12)
+    chosen = auxiliary.gamma
+    auxiliary.step(10 * X)
+    assert auxiliary.gamma == chosen
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "block", "full", "scaled-kronecker", "eigen-kronecker"])
+def test_initial_scale_does_not_matter(structure: str) -> None:
+    ends = []
+    for scale in (1.0, 100.0, 1e4):
+        auxiliary = make(structure, scale=scale, warm_start=20)
+        auxiliary.learn([X], 40, tolerance=0.0)
+        ends.append({name: value.detach() for name, value in auxiliary.inverse.named_parameters()})
+    for other in ends[1:]:
+        torch.testing.assert_close(other, ends[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("structure", ["diagonal", "triangular", "kronecker", "scaled-kronecker"])
+def test_initial_scale_of_the_paper(structure: str) -> None:
+    """Q = I/γ, where the probe starts; each estimator but `auto` and `natural` starts from it as it is."""
+    gamma = 0.02
+    auxiliary = make(structure, gamma=gamma, scale=1 / gamma, estimator="probe", lr=1e-300)
+    auxiliary.step(X)
+    for name, layer in auxiliary.inverse.layers.items():
+        Q = auxiliary.inverse.operator(name).dense()
+        torch.testing.assert_close(Q.detach(), torch.eye(math.prod(layer.shape)) / gamma)
+
+
+def test_fixed_operators_are_left_as_they_are() -> None:
+    for estimator in ESTIMATORS:
+        auxiliary = make("identity", estimator=estimator, scale=0.3)
+        stats = auxiliary.step(X)
+        assert math.isfinite(stats.gauge)
+        assert all(bool((q == 0.3).all()) for q in auxiliary.inverse.diag().values())
+
+
+# --- state --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimator", "cut"), [*(("auto", c) for c in (3, 14, 30)), ("trace", 5), ("probe", 5)]
+)
+def test_resume_is_bit_exact(estimator: str, cut: int, tmp_path: Path) -> None:
+    """Saved in the eigenbasis part (< 10), in the middle of the warm start (< 20) and after it."""
+    batches = [X[i : i + 6] for i in (0, 3, 6)]
+    whole = make(gamma=None, estimator=estimator, warm_start=20)
+    statistics = [whole.step(batches[i % 3]) for i in range(cut + 20)]
+    first = make(gamma=None, estimator=estimator, warm_start=20)
+    for i in range(cut):
+        first.step(batches[i % 3])
+    torch.save({"q": first.inverse.state_dict(), "auxiliary": first.state_dict()}, tmp_path / "state.pt")
+    second = make(gamma=None, estimator=estimator, warm_start=20, seed=9, scale=5.0)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    second.inverse.load_state_dict(state["q"])
+    second.load_state_dict(state["auxiliary"])
+    assert [second.step(batches[i % 3]) for i in range(cut, cut + 20)] == statistics[cut:]
+    assert identical(second.inverse.state_dict(), whole.inverse.state_dict())
+    assert identical(second.state_dict(), whole.state_dict())
+
+
+def test_reset_warm_start() -> None:
+    auxiliary = make(warm_start=4)
+    seen: list[AuxStats] = [auxiliary.step(X) for _ in range(5)]
+    assert auxiliary.warm
+    auxiliary.reset_warm_start()
+    assert not auxiliary.warm
+    assert auxiliary.steps == len(seen)
+    auxiliary.learn([X], 4)
+    assert auxiliary.warm

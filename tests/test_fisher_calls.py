@@ -1,0 +1,137 @@
+"""Calling the Fisher: parts of a model, forms of batches, and what is refused."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from oracles import random_like_parameters
+from torch import Tensor, nn
+
+from fishleg.fisher import first_non_finite, fisher_product, sample_h, sampled_product
+from fishleg.likelihoods import Categorical, Gaussian, Likelihood
+
+X = torch.ones(4, 2, dtype=torch.float64)
+NAN = torch.full((4, 2), torch.nan, dtype=torch.float64)
+LABELS = torch.tensor([0, 1, 2, 0])
+CALLS: dict[str, Callable[[nn.Module, Any, Likelihood], dict[str, Tensor]]] = {
+    "sample_h": sample_h,
+    "vectorized": partial(sample_h, groups=2, vectorize=True),
+    "fisher_product": lambda model, *args: fisher_product(model, *args, random_like_parameters(model)),
+}
+
+
+def two_layers(outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, outputs))
+
+
+def test_frozen_unused_and_chosen_parameters() -> None:
+    model = two_layers(2)
+    model.unused = nn.Linear(2, 2)
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    model[0].weight.requires_grad_(False)
+    x, names = torch.randn(4, 2), ["0.bias", "2.weight", "2.bias", "unused.weight", "unused.bias"]
+    for vectorize in (False, True):
+        h = sample_h(model, x, Categorical(), vectorize=vectorize, groups=2)
+        assert list(h) == names
+        assert not h["unused.weight"].any()
+        assert bool(h["2.weight"].any())
+        assert list(sample_h(model, x, Categorical(), names=names[1:3], vectorize=vectorize)) == names[1:3]
+    product = fisher_product(model, x, Categorical(), random_like_parameters(model))
+    assert list(product) == names
+    assert not product["unused.bias"].any()
+
+
+def test_own_forward_and_mappings() -> None:
+    model, x = two_layers(2), torch.randn(4, 2)
+    batch, v = {"pixels": x, "labels": torch.tensor([0, 1, 1, 0])}, random_like_parameters(model)
+    options = {"forward": lambda model, batch: model(batch["pixels"])}
+    for vectorize in (False, True):
+        draws = []
+        for b, o in ((x, {}), (batch, options)):
+            generator = torch.Generator().manual_seed(1)
+            draws.append(sample_h(model, b, Categorical(), generator=generator, vectorize=vectorize, **o))
+        torch.testing.assert_close(draws[0], draws[1])
+    products = [fisher_product(model, b, Categorical(), v, **o) for b, o in ((x, {}), (batch, options))]
+    torch.testing.assert_close(products[0], products[1])
+
+
+def test_float64_model_under_a_float32_default() -> None:
+    torch.set_default_dtype(torch.float32)
+    model, x = two_layers(1).double(), torch.randn(4, 2, dtype=torch.float64)
+    samples = sample_h(model, x, Gaussian(0.5), groups=4)
+    v = random_like_parameters(model)
+    exact = fisher_product(model, x, Gaussian(0.5), v)
+    torch.testing.assert_close(sampled_product(samples, v), exact)
+    assert {value.dtype for value in (*samples.values(), *exact.values())} == {torch.float64}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("batch", "likelihood", "message"),
+    [
+        (NAN, Categorical(), "the model's outputs are not finite"),
+        (X[:0], Categorical(), "empty"),
+        ((X, torch.tensor([0, 1, 3, 0])), Categorical(), "label 3 is out of range"),
+        ((X, LABELS[:3]), Categorical(), r"integer labels of shape \(4,\)"),
+        ((X, torch.full((4,), -100)), Categorical(), "every position of the batch is ignored"),
+        ((X, X), Gaussian(), r"Gaussian needs targets of shape \(4, 3\)"),
+        (X, Gaussian(learned_sigma=True), "even number of outputs"),
+        ((X, X, X), Categorical(), "a batch of 3 parts is ambiguous"),
+    ],
+)
+def test_bad_batches(call: str, batch: Any, likelihood: Likelihood, message: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
+    with pytest.raises(ValueError, match=message):
+        CALLS[call](model, batch, likelihood)
+    assert all(module.training for module in model.modules())
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_models_without_trainable_parameters(call: str) -> None:
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        CALLS[call](nn.Linear(2, 3).requires_grad_(False), X, Categorical())
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_non_finite_curvature(call: str) -> None:
+    """A finite output with an infinite slope: √0."""
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.w * x).sqrt()
+
+    with pytest.raises(ValueError, match="non-finite curvature for parameter 'w'"):
+        CALLS[call](Root(), X, Gaussian())
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "message"),
+    [
+        ({"groups": 0}, X, "groups must be between 1 and the batch size 4, got 0"),
+        ({"groups": 5}, X, "groups must be between 1 and the batch size 4, got 5"),
+        ({"groups": 3, "vectorize": True}, X, "divisible by groups, got 4 and 3"),
+        ({"vectorize": True}, (X, LABELS.where(LABELS > 0, -100)), "does not support ignored positions"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], batch: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sample_h(nn.Linear(2, 3), batch, Categorical(), **options)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_first_non_finite(bad: float) -> None:
+    """Of any size and dtype, wherever the value is."""
+    tensors = {"a": torch.randn(1000), "b": torch.zeros(3, 5, dtype=torch.bfloat16), "c": torch.ones(())}
+    tensors |= {"d": torch.zeros(0), "e": torch.ones(7, dtype=torch.float32)}
+    assert first_non_finite(tensors) is None
+    assert first_non_finite({}) is None
+    for name in ("e", "c", "b", "a"):
+        tensors[name].view(-1)[-1] = bad
+        assert first_non_finite(tensors) == name

@@ -1,0 +1,295 @@
+"""InverseFisher: structures and size rules, whole-model products, restriction, state and dtypes."""
+
+import io
+import logging
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracles import (
+    damped_inverse,
+    exact_samples,
+    flatten,
+    random_fisher,
+    random_like_parameters,
+    randomise_,
+    unflatten,
+)
+from torch import Tensor, nn
+
+from fishleg.inverse import STRUCTURES, InverseFisher
+from fishleg.operators import (
+    BlockFactor,
+    Diagonal,
+    DiagonalFactor,
+    FullFactor,
+    Gram,
+    Identity,
+    Kronecker,
+    SplitFactor,
+)
+
+
+def small_net() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2))
+
+
+def build(
+    structure: str = "eigen-kronecker", model: nn.Module | None = None, **options: object
+) -> InverseFisher:
+    inverse = InverseFisher.from_model(model or small_net(), structure, **options)
+    return randomise_(inverse, torch.Generator().manual_seed(0))
+
+
+def some_masks(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
+    return {name: value > -0.3 for name, value in random_like_parameters(model, seed).items()}
+
+
+def dense_inverse(inverse: InverseFisher, model: nn.Module) -> Tensor:
+    """Q [n, n] over all parameters in the model's order, from each layer's dense block, entry by entry."""
+    n = sum(p.numel() for p in model.parameters())
+    where, Q = unflatten(torch.arange(n), dict(model.named_parameters())), torch.zeros(n, n)
+    for name, layer in inverse.layers.items():
+        index = layer.pack(where).flatten()
+        Q[index[:, None], index] = inverse.operator(name).dense().detach().double()
+    return Q
+
+
+MATRICES = {"identity": Identity, "diagonal": Diagonal, "block": Gram, "full": Gram, "triangular": Gram}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_structures(structure: str) -> None:
+    model = small_net()
+    inverse = InverseFisher.from_model(model, structure, scale=2.5, block_size=4)
+    assert list(inverse.layers) == ["0", "3", "vectors:0"]
+    matrix, norm = (inverse.operator(name) for name in ("0", "vectors:0"))
+    assert type(matrix) is MATRICES.get(structure, Kronecker)
+    assert type(norm) is (Identity if structure == "identity" else Diagonal)
+    if isinstance(matrix, Gram):
+        assert isinstance(matrix.factor, BlockFactor if structure == "block" else FullFactor)
+        assert getattr(matrix.factor, "triangular", False) == (structure == "triangular")
+    if isinstance(matrix, Kronecker):
+        assert (matrix.log_d is not None) == (structure != "kronecker")
+        assert (matrix.log_e is not None) == (structure == "eigen-kronecker")
+    n = sum(p.numel() for p in model.parameters())
+    torch.testing.assert_close(dense_inverse(inverse, model), 2.5 * torch.eye(n))
+    assert inverse.notes == {}
+    assert all(name in inverse.describe() for name in inverse.layers)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_products_are_those_of_the_block_diagonal_matrix(structure: str, masked: bool) -> None:
+    model = small_net()
+    inverse = build(structure, model, block_size=4)
+    if masked:
+        inverse.restrict(some_masks(model))
+    Q, v = dense_inverse(inverse, model), random_like_parameters(model)
+    torch.testing.assert_close(inverse.matvec(v), unflatten(Q @ flatten(v), v))
+    diagonal = inverse.diag()
+    torch.testing.assert_close(flatten({name: diagonal[name] for name in v}), Q.diagonal())
+    torch.testing.assert_close(inverse.trace(), torch.trace(Q))
+    batched = {name: torch.stack([value, 2 * value]) for name, value in v.items()}
+    torch.testing.assert_close(inverse.matvec(batched)["0.weight"][1], 2 * inverse.matvec(v)["0.weight"])
+
+
+def test_layers_that_v_does_not_cover_are_left_out() -> None:
+    v = random_like_parameters(small_net())
+    some = {name: v[name] for name in ("3.weight", "3.bias", "1.bias", "0.weight")}
+    assert set(build().matvec(some)) == {"3.weight", "3.bias"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "limit", "options", "left", "right", "note"),
+    [
+        (
+            nn.Linear(20, 3),
+            20,
+            {},
+            FullFactor,
+            BlockFactor,
+            "input side 21 > max_factor_dim = 20: blocks of 20",
+        ),
+        (
+            nn.Linear(3, 20),
+            10,
+            {},
+            BlockFactor,
+            FullFactor,
+            "output side 20 > max_factor_dim = 10: blocks of 10",
+        ),
+        (
+            nn.Linear(40, 2),
+            5,
+            {},
+            FullFactor,
+            DiagonalFactor,
+            "input side 41 > 8 × max_factor_dim = 40: diagonal",
+        ),
+        (nn.Linear(39, 2), 5, {}, FullFactor, BlockFactor, "input side 40 > max_factor_dim = 5: blocks of 5"),
+        (nn.Embedding(90, 3), 10, {}, DiagonalFactor, FullFactor, "output side 90 > 8 × max_factor_dim = 80"),
+        (nn.Conv2d(3, 2, 3), 10, {}, FullFactor, SplitFactor, "input side 28 > max_factor_dim = 10: split"),
+        (nn.Conv2d(12, 2, 3), 11, {}, FullFactor, DiagonalFactor, "input side 109 > 8 × max_factor_dim = 88"),
+        (nn.Conv1d(12, 2, 3), 11, {}, FullFactor, BlockFactor, "input side 37 > max_factor_dim = 11: blocks"),
+        (nn.Conv2d(3, 2, 3), 99, {"split_conv": True}, FullFactor, SplitFactor, None),
+        (nn.Conv2d(3, 2, 1), 99, {"split_conv": True}, FullFactor, FullFactor, None),
+    ],
+)
+def test_factor_too_large(
+    layer: nn.Module,
+    limit: int,
+    options: dict[str, bool],
+    left: type,
+    right: type,
+    note: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "fishleg.inverse"):
+        inverse = InverseFisher.from_model(nn.Sequential(layer), max_factor_dim=limit, **options)
+    q = inverse.operator("0")
+    assert isinstance(q, Kronecker)
+    assert (type(q.L), type(q.R)) == (left, right)
+    assert [record.message.startswith(f"0: {note}") for record in caplog.records] == [True] * (
+        note is not None
+    )
+    assert inverse.notes.get("0", "None").startswith(str(note))
+    assert inverse.notes.get("0", "") in inverse.describe()
+    v = random_like_parameters(nn.Sequential(layer))
+    torch.testing.assert_close(inverse.matvec(v), v)
+
+
+def test_full_matrix_too_large_is_cut_in_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    inverse = InverseFisher.from_model(nn.Linear(4, 3), "full", max_factor_dim=14, block_size=6)
+    assert isinstance(inverse.operator("weight"), Gram)
+    assert isinstance(inverse.operator("weight").factor, BlockFactor)
+    assert "n = 15 > max_factor_dim = 14: blocks of 6" in caplog.text
+
+
+def test_structure_by_function() -> None:
+    inverse = InverseFisher.from_model(
+        small_net(), lambda layer: Gram(layer.shape, DiagonalFactor(math.prod(layer.shape)))
+    )
+    assert all(isinstance(inverse.operator(name), Gram) for name in inverse.layers)
+
+
+@pytest.mark.parametrize("structure", ["full", "block", "eigen-kronecker"])
+def test_restrict_twice_and_lift(structure: str) -> None:
+    """Masks are those of the last call; a full factor is downdated to (F_MM+γI)⁻¹ each time."""
+    model = nn.Sequential(nn.Linear(3, 2))
+    inverse = InverseFisher.from_model(model, structure, block_size=4)
+    F = random_fisher(8, torch.Generator().manual_seed(0))
+    for _ in range(60):
+        inverse.operator("0").natural_step_(exact_samples(F).reshape(-1, 2, 4), 0.1, 0.5)
+    Q = inverse.operator("0").dense().detach()
+    first = torch.tensor([[1, 0, 1, 1], [1, 1, 0, 1]], dtype=torch.bool)
+    second = first & torch.tensor([[1, 1, 0, 1], [1, 1, 1, 0]], dtype=torch.bool)
+    for mask in (first, second):
+        inverse.restrict(inverse.layers["0"].unpack(mask))
+        keep = mask.flatten()
+        assert torch.equal(inverse.mask("0"), mask)
+        expected = damped_inverse(F[keep][:, keep], 0.1) if structure == "full" else Q[keep][:, keep]
+        restricted = inverse.operator("0").dense()
+        torch.testing.assert_close(restricted[keep][:, keep], expected)
+        assert not restricted[~keep].any()
+    inverse.restrict({})
+    assert inverse.mask("0") is None
+    assert inverse.operator("0") is inverse.unmasked("0")
+
+
+def test_a_mask_of_the_weight_alone_keeps_the_bias() -> None:
+    inverse = build(model=nn.Sequential(nn.Linear(2, 2)))
+    inverse.restrict({"0.weight": torch.tensor([[True, False], [False, True]])})
+    assert inverse.mask("0").tolist() == [[True, False, True], [False, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ({"5.weight": torch.ones(2, 3).bool()}, "mask for unknown parameter '5.weight'"),
+        ({"3.weight": torch.ones(2, 3)}, "must be boolean .* got torch.float.. for '3.weight'"),
+        (
+            {"3.weight": torch.ones(3, 2).bool()},
+            r"'3.weight' has shape \(3, 2\), the parameter \(2, 3\)",
+        ),
+        ({"3.bias": torch.ones(1).bool()}, r"mask of '3.bias' has shape \(1,\), the parameter \(2,\)"),
+    ],
+)
+def test_bad_masks_change_nothing(masks: dict[str, Tensor], message: str) -> None:
+    model = small_net()
+    inverse = build("full", model)
+    inverse.restrict({"0.weight": some_masks(model)["0.weight"]})
+    before = dense_inverse(inverse, model)
+    with pytest.raises(ValueError, match=message):
+        inverse.restrict({"0.weight": torch.zeros(3, 2, 2, 2).bool(), **masks})
+    assert torch.equal(dense_inverse(inverse, model), before)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_state_round_trip_with_masks(structure: str) -> None:
+    model = small_net()
+    inverse = build(structure, model)
+    inverse.restrict(some_masks(model))
+    file = io.BytesIO()
+    torch.save(inverse.state_dict(), file)
+    file.seek(0)
+    other = InverseFisher.from_model(model, structure)
+    other.restrict({"3.bias": torch.tensor([True, False])})
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(dense_inverse(other, model), dense_inverse(inverse, model))
+    assert all(torch.equal(other.mask(name), inverse.mask(name)) for name in inverse.layers)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_to_dtype_keeps_masks(structure: str) -> None:
+    model = small_net()
+    inverse = build(structure, model)
+    inverse.restrict(some_masks(model))
+    before = dense_inverse(inverse, model)
+    inverse.to(torch.float32)
+    assert all(inverse.operator(name).diag().dtype == torch.float32 for name in inverse.layers)
+    assert all(inverse.mask(name).dtype == torch.bool for name in inverse.layers)
+    torch.testing.assert_close(dense_inverse(inverse, model).float(), before.float())
+    v = random_like_parameters(model)
+    assert {value.dtype for value in inverse.matvec(v).values()} == {torch.float64}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_low_precision_models_get_a_float32_inverse(dtype: torch.dtype) -> None:
+    model = small_net().to(dtype)
+    inverse = build("scaled-kronecker", model)
+    precise = dtype if dtype == torch.float64 else torch.float32
+    assert {p.dtype for p in inverse.parameters()} == {precise}
+    v = {name: value.to(dtype) for name, value in random_like_parameters(model).items()}
+    product = inverse.matvec(v)
+    assert {value.dtype for value in product.values()} == {dtype}
+    expected = inverse.operator("3").matvec(inverse.layers["3"].pack(v).to(precise))
+    assert torch.equal(product["3.weight"], expected[:, :-1].to(dtype))
+
+
+@pytest.mark.parametrize("name", ["keys", "values", "type"])
+def test_layers_may_have_any_name(name: str) -> None:
+    """`keys` and `values` are ordinary names of projections in attention, and methods of containers."""
+    model = nn.Module()
+    model._modules[name] = nn.Linear(2, 2)
+    assert f"{name}.weight" in InverseFisher.from_model(model).diag()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: InverseFisher.from_model(m, scale=0.0), "scale must be > 0, got 0.0"),
+        (lambda m: InverseFisher.from_model(m, "dense"), "structure must be one of identity, .* got 'dense'"),
+        (lambda m: InverseFisher.from_model(m, block_size=0), "must be >= 1, got 0 and 2048"),
+        (lambda m: InverseFisher.from_model(m, max_factor_dim=-1), "must be >= 1, got 50 and -1"),
+        (lambda m: InverseFisher.from_model(m.requires_grad_(False)), "no trainable parameters"),
+        (
+            lambda m: InverseFisher.from_model(m, lambda layer: Diagonal((1,))),
+            r"layer 'weight' needs an operator of shape \(2, 4\), got \(1,\)",
+        ),
+    ],
+)
+def test_errors(call: Callable[[nn.Module], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(nn.Linear(3, 2))

@@ -1,0 +1,294 @@
+"""FishLeg on the models that people have: frozen, shared, autocast, compiled, Hugging Face; and its state."""
+
+import copy
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracles import identical
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.optim.lr_scheduler import StepLR
+
+from fishleg import Bernoulli, InverseFisher
+from fishleg.optimizer import FishLeg
+from fishleg.workloads.data import split_digits
+from fishleg.workloads.models import autoencoder
+
+X = torch.randn(20, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+Y = torch.arange(20) % 3
+
+
+def net(norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6) if norm else nn.Tanh(), nn.Linear(6, 3))
+
+
+def train(
+    model: Callable[..., Tensor], optimizer: torch.optim.Optimizer, steps: int = 1, x: Tensor = X
+) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(x), Y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+# --- parameters ---------------------------------------------------------------------------------------------
+
+
+class Partly(nn.Module):
+    """Shared, frozen and unused parameters, a bias without gradient, and a scale that no layer models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again = nn.Linear(4, 4)
+        self.again.weight = self.first.weight
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.unused = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 3)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(self.again(self.first(x).tanh()))
+        return nn.functional.linear(self.scale * x, self.last.weight, self.last.bias.detach())
+
+
+def test_frozen_unused_and_shared_parameters() -> None:
+    model = Partly()
+    optimizer = FishLeg(model, lr=0.1, weight_decay=0.1, update_every=1, warmup=4)
+    covered = [name for layer in optimizer.inverse.layers.values() for name in layer.names]
+    assert len(covered) == len(set(covered)) == 8, "a shared parameter is counted once, a frozen one never"
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 8
+    before = copy.deepcopy(model.state_dict())
+    train(model, optimizer, 5)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"first.weight", "again.weight", "first.bias", "again.bias", "last.weight", "scale"}
+    assert model.again.weight is model.first.weight
+    assert {id(p) for p in optimizer.state if optimizer.state[p]} == {
+        id(model.get_parameter(name)) for name in changed
+    }
+
+
+def test_some_parameters_only() -> None:
+    model = net()
+    before = copy.deepcopy(model[0].state_dict())
+    train(model, FishLeg(model, params=model[2].parameters()), 3)
+    assert identical(model[0].state_dict(), before)
+
+
+def test_freezing_during_training() -> None:
+    model = net()
+    optimizer = FishLeg(model, update_every=1)
+    train(model, optimizer, 2)
+    model[0].requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    train(model, optimizer, 2)
+    assert torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[2].weight, before["2.weight"])
+
+
+def test_a_parameter_that_q_does_not_cover() -> None:
+    model = net()
+    model[0].weight.requires_grad_(False)
+    optimizer = FishLeg(model, params=model.parameters())
+    train(model, optimizer)
+    model[0].weight.requires_grad_(True)
+    before = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+    with pytest.raises(ValueError, match=r"Q does not cover parameter '0\.weight': it was frozen when"):
+        train(model, optimizer)
+    assert identical([model.state_dict(), optimizer.state_dict()], before)
+
+
+def test_copies_of_the_model_are_independent() -> None:
+    model = net()
+    optimizer = FishLeg(model, update_every=1)
+    train(model, optimizer)
+    teacher = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (teacher, torch.load(file, weights_only=False)):
+        assert torch.equal(other(X), model(X))
+        other(torch.full_like(X, torch.nan))  # in training mode: not to be remembered by our optimizer
+    reference = net()
+    twin = FishLeg(reference, update_every=1)
+    train(reference, twin, 2)
+    train(model, optimizer)
+    assert identical(model.state_dict(), reference.state_dict())
+
+
+# --- ways to call a model -----------------------------------------------------------------------------------
+
+
+def test_bf16_autocast() -> None:
+    torch.set_default_dtype(torch.float32)
+    model, x, seen = net(), X.float(), []
+    model[0].register_forward_hook(lambda module, args, output: seen.append((module.training, output.dtype)))
+    optimizer = FishLeg(model, update_every=1, warmup=5)
+
+    def cast(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x)
+
+    losses = train(cast, optimizer, 30, x)
+    assert losses[-1] < losses[0] - 0.1
+    assert {dtype for _, dtype in seen} == {torch.bfloat16}, "the replayed call is autocast as well"
+    assert {training for training, _ in seen} == {True, False}
+    assert {p.dtype for p in [*model.parameters(), *optimizer.inverse.parameters()]} == {torch.float32}
+
+
+def test_bf16_parameters() -> None:
+    torch.set_default_dtype(torch.float32)
+    model = net().bfloat16()
+    losses = train(model, FishLeg(model, update_every=1, warmup=5), 30, X.bfloat16())
+    assert losses[-1] < losses[0] - 0.1
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("which", ["wrapper", "inner", "in place"])
+def test_compiled_model(which: str, backend: str) -> None:
+    """The optimizer may get the compiled wrapper, or the module inside it; both train like the plain one."""
+    torch._dynamo.reset()
+    model, plain = net(), net()
+    called: Any = model
+    if which == "in place":
+        model.compile(backend=backend)
+    else:
+        called = torch.compile(model, backend=backend)
+    losses = train(called, FishLeg(called if which == "wrapper" else model, update_every=2), 4)
+    assert losses == pytest.approx(train(plain, FishLeg(plain, update_every=2), 4))
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@dataclass
+class Output:
+    loss: Tensor | None
+    logits: Tensor
+
+
+class Classifier(nn.Module):
+    """Speaks Hugging Face: keyword arguments in, an object or a dict with `logits` out, a loss if asked."""
+
+    def __init__(self, as_dict: bool) -> None:
+        super().__init__()
+        self.net, self.as_dict = net(), as_dict
+
+    def forward(
+        self, input_values: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
+    ) -> Any:
+        logits = self.net(input_values if attention_mask is None else input_values * attention_mask)
+        loss = None if labels is None else cross_entropy(logits, labels)
+        return {"loss": loss, "logits": logits} if self.as_dict else Output(loss, logits)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_keyword_calls_and_outputs_with_logits(as_dict: bool) -> None:
+    model, plain = Classifier(as_dict), net()
+    optimizer, twin = FishLeg(model, update_every=1), FishLeg(plain, update_every=1)
+    batch = {"input_values": X, "attention_mask": torch.ones(20, 1), "labels": Y}
+    for _ in range(3):
+        optimizer.zero_grad()
+        outputs = model(**batch)
+        (outputs["loss"] if as_dict else outputs.loss).backward()
+        optimizer.step()
+    train(plain, twin, 3)
+    assert identical(model.net.state_dict(), plain.state_dict())
+
+
+def test_batch_given_to_step_and_own_forward() -> None:
+    """Three ways to say the same inputs."""
+    models = [net() for _ in range(3)]
+    recorded = FishLeg(models[0], update_every=1)
+    given = FishLeg(models[1], update_every=1)
+    own = FishLeg(models[2], update_every=1, forward=lambda model, batch: model(batch["x"]))
+    for _ in range(3):
+        for model, optimizer, batch in zip(
+            models, (recorded, given, own), (None, (X, Y), {"x": X}), strict=True
+        ):
+            optimizer.zero_grad()
+            cross_entropy(model(X), Y).backward()
+            optimizer.step(batch=batch)
+    assert identical(models[1].state_dict(), models[0].state_dict())
+    assert identical(models[2].state_dict(), models[0].state_dict())
+
+
+# --- state --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("structure", ["eigen-kronecker", "block"])
+@pytest.mark.parametrize("n", [3, 25])
+def test_resume_from_a_file_is_bit_exact(n: int, structure: str, tmp_path: Path) -> None:
+    def build() -> tuple[nn.Module, FishLeg, StepLR]:
+        model = net(norm=True)
+        groups = [{"params": model[0].parameters(), "lr": 0.05}, {"params": [*model[1:].parameters()]}]
+        inverse = InverseFisher.from_model(model, structure)
+        optimizer = FishLeg(
+            model, params=groups, inverse=inverse, weight_decay=0.01, update_every=2, warmup=4
+        )
+        return model, optimizer, StepLR(optimizer, 5, gamma=0.7)
+
+    def run(model: nn.Module, optimizer: FishLeg, schedule: StepLR, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            losses += train(model, optimizer)
+            schedule.step()
+        return losses
+
+    masks = {"0.weight": X[:6] > -0.5}
+    whole, first = build(), build()
+    whole[1].set_masks(masks)
+    first[1].set_masks(masks)
+    losses = run(*whole, 2 * n)
+    run(*first, n)
+    torch.save([part.state_dict() for part in first], tmp_path / "state.pt")
+    second = build()
+    for part, state in zip(second, torch.load(tmp_path / "state.pt", weights_only=True), strict=True):
+        part.load_state_dict(state)
+    assert run(*second, n) == losses[n:]
+    for ours, theirs in zip(second, whole, strict=True):
+        assert identical(ours.state_dict(), theirs.state_dict())
+    assert not second[0][0].weight[~masks["0.weight"]].any()
+
+
+def test_state_of_another_optimizer() -> None:
+    model = net()
+    with pytest.raises(ValueError, match="this is not a FishLeg state: it has no 'fishleg' entry"):
+        FishLeg(model).load_state_dict(torch.optim.SGD(model.parameters()).state_dict())
+
+
+# --- it trains ----------------------------------------------------------------------------------------------
+
+
+def trained_loss(make: Callable[[nn.Module], torch.optim.Optimizer], steps: int = 60) -> float:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+    model, images = autoencoder(), split_digits()[0].flatten(1)
+    optimizer, generator = make(model), torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        x = images[torch.randint(len(images), (100,), generator=generator)]
+        optimizer.zero_grad()
+        Bernoulli().nll(model(x), x).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(binary_cross_entropy_with_logits(model(images), images, reduction="sum")) / len(images)
+
+
+def test_trains_an_autoencoder_faster_than_sgd() -> None:
+    """Digits, 60 steps, against SGD with momentum at the best of three learning rates."""
+    sgd = [
+        trained_loss(lambda model, lr=lr: torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9))
+        for lr in (0.01, 0.03, 0.1)
+    ]
+    fishleg = trained_loss(lambda model: FishLeg(model, "bernoulli", lr=0.1, update_every=1))
+    assert fishleg < min(sgd)
