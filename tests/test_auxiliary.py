@@ -100,7 +100,7 @@ ESTIMATES = {
 @pytest.mark.parametrize("name", ESTIMATES)
 def test_expected_gradient_is_that_of_the_dense_loss(name: str, structure: str, masked: bool) -> None:
     """E over labels, groups and probes, within 5 standard errors of the mean of the draws."""
-    options, model, x = ESTIMATES[name], net(outputs=3), inputs(8)
+    options, model, x, gamma = ESTIMATES[name], net(outputs=3), inputs(8), 2.0
     inverse = randomise_(
         InverseFisher.from_model(model, structure, block_size=3), torch.Generator().manual_seed(2)
     )
@@ -115,15 +115,15 @@ def test_expected_gradient_is_that_of_the_dense_loss(name: str, structure: str, 
         Q = inverse.unmasked(layer_name).dense()[keep][:, keep]
         F_l = packed_fisher(model, F, layer.names)[keep][:, keep]
         if options.precondition:  # ∇ of uᵀQ·P(F_γQu − u), P and the bracket held constant
-            residual = F_l @ Q + GAMMA * Q - torch.eye(len(Q))
+            residual = F_l @ Q + gamma * Q - torch.eye(len(Q))
             loss = loss + torch.trace(Q @ (Q @ residual).detach())
         else:
-            loss = loss + dense_auxiliary_loss(Q, F_l, GAMMA)
+            loss = loss + dense_auxiliary_loss(Q, F_l, gamma)
     if options.estimator == "probe":  # E[uuᵀ/‖u‖²] = I/n
         loss = loss / n
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(inverse.parameters()))])
-    auxiliary = Auxiliary(model, inverse, "categorical", gamma=GAMMA, options=options)
-    draws = drawn_gradients(auxiliary, x, 80 if name == "trace" else 200)
+    auxiliary = Auxiliary(model, inverse, "categorical", gamma=gamma, options=options)
+    draws = drawn_gradients(auxiliary, x, {"trace": 80, "trace, one h": 320}.get(name, 200))
     error = draws.std(0) / len(draws) ** 0.5
     assert bool(((draws.mean(0) - expected).abs() <= 5 * error + 1e-12).all())
     assert float(error.norm()) < 0.15 * float(expected.norm()), "too few draws for the test to mean anything"

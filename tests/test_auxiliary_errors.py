@@ -10,7 +10,7 @@ from oracles import identical
 from torch import Tensor, nn
 
 from fishleg import Auxiliary, AuxiliaryOptions, InverseFisher
-from fishleg.auxiliary import ESTIMATORS
+from fishleg.auxiliary import ESTIMATORS, cycle
 from fishleg.layers import find_layers
 from fishleg.operators import LowRank
 
@@ -210,3 +210,8 @@ def test_unknown_likelihood_and_missing_natural_step() -> None:
 def test_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AuxiliaryOptions(**options)
+
+
+def test_an_iterator_that_runs_out_is_named():
+    with pytest.raises(ValueError, match="ran out: it is an iterator"):
+        list(cycle(iter([1, 2])))

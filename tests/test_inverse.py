@@ -71,8 +71,8 @@ def test_structures(structure: str) -> None:
         assert isinstance(matrix.factor, BlockFactor if structure == "block" else FullFactor)
         assert getattr(matrix.factor, "triangular", False) == (structure == "triangular")
     if isinstance(matrix, Kronecker):
-        assert (matrix.log_d is not None) == (structure != "kronecker")
-        assert (matrix.log_e is not None) == (structure == "eigen-kronecker")
+        assert (matrix.log_d is not None) == (structure in ("scaled-kronecker", "eigen-kronecker"))
+        assert (matrix.log_e is not None) == (structure in ("ekfac", "eigen-kronecker"))
     n = sum(p.numel() for p in model.parameters())
     torch.testing.assert_close(dense_inverse(inverse, model), 2.5 * torch.eye(n))
     assert inverse.notes == {}

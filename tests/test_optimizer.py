@@ -54,11 +54,15 @@ def test_with_a_multiple_of_the_identity_it_is_sgd(momentum: float) -> None:
     same_weights(ours, theirs)
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "triangular", "scaled-kronecker", "eigen-kronecker"])
-def test_first_step_from_a_learned_form(structure: str) -> None:
+@pytest.mark.parametrize(
+    ("structure", "auxiliary"),
+    [("diagonal", STILL), ("triangular", STILL), ("scaled-kronecker", STILL), ("eigen-kronecker", None)],
+)
+def test_first_step_from_a_learned_form(structure: str, auxiliary: AuxiliaryOptions | None) -> None:
+    """The default (None) gathers statistics first, and so begins as SGD without being held still."""
     ours, theirs = net(), net()
     inverse = InverseFisher.from_model(ours, structure, scale=15.0)
-    train(ours, FishLeg(ours, inverse=inverse, lr=0.02, warmup=0, max_kl=None, auxiliary=STILL))
+    train(ours, FishLeg(ours, inverse=inverse, lr=0.02, warmup=0, max_kl=None, auxiliary=auxiliary))
     train(theirs, torch.optim.SGD(theirs.parameters(), lr=0.3, momentum=0.9))
     same_weights(ours, theirs)
 
@@ -264,6 +268,10 @@ def test_masks_keep_zeros_exactly_zero(structure: str) -> None:
         train(model, optimizer)
     for name, mask in masks.items():
         assert not torch.isclose(model.get_parameter(name)[mask], kept[name]).all(), "nothing was trained"
+    with torch.no_grad():  # something else, say a restored checkpoint, wrote there
+        model[0].weight.fill_(1.0)
+    train(model, optimizer)
+    assert not model[0].weight[~masks["0.weight"]].any()
 
 
 def test_bad_masks_change_nothing() -> None:

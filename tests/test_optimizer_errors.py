@@ -126,6 +126,14 @@ def test_bad_batch_for_the_auxiliary_step(batch: Any, message: str, update_every
     refused(model, optimizer, message, batch=batch)
 
 
+def test_several_auxiliary_steps_are_made_together_or_not_at_all() -> None:
+    """The second of two sees the part of the batch that is broken; the first is undone."""
+    model, optimizer = trained(update_every=-2)
+    x = torch.cat([X[:16], torch.full((16, 4), torch.nan)])
+    backward(model, optimizer)
+    refused(model, optimizer, "the model's outputs are not finite", batch=x)
+
+
 def test_likelihood_that_does_not_fit_the_output() -> None:
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     optimizer = FishLeg(model, "categorical")

@@ -419,10 +419,14 @@ class _WarmStart:
 
 def cycle(loader: Iterable[Any]) -> Iterator[Any]:
     """Batches for ever, one epoch after another; an empty loader is an error."""
+    epoch = 0
     while True:
         empty = True
         for batch in loader:
             empty = False
             yield batch
+        if empty and epoch:
+            raise ValueError("the loader ran out: it is an iterator; pass one that can be iterated again")
         if empty:
             raise ValueError("the loader is empty: it yielded no batch")
+        epoch += 1

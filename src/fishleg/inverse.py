@@ -35,6 +35,7 @@ STRUCTURES = (
     "triangular",
     "kronecker",
     "scaled-kronecker",
+    "ekfac",
     "eigen-kronecker",
 )
 DEFAULT_STRUCTURE = "eigen-kronecker"
@@ -249,8 +250,8 @@ class _Builder:
         return Kronecker(
             self._side(layer, shape[0], "output"),
             self._side(layer, shape[1], "input"),
-            outer=structure != "kronecker",
-            inner=structure == "eigen-kronecker",
+            outer=structure in ("scaled-kronecker", "eigen-kronecker"),
+            inner=structure in ("ekfac", "eigen-kronecker"),
         )
 
     def _side(self, layer: Layer, dim: int, side: str) -> Factor:

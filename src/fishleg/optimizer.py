@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fishleg.auxiliary import Auxiliary, AuxiliaryOptions, AuxStats
-from fishleg.batches import Forward, default_forward, map_tensors, output_tensor
+from fishleg.batches import Forward, default_forward, map_tensors, output_tensor, targets_of
 from fishleg.fisher import first_non_finite
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
@@ -51,7 +51,7 @@ class FishLeg(Optimizer):
         update_every: int = 10,
         warmup: int = 40,
         initial_lr: float = 0.1,
-        max_kl: float | None = 0.03,
+        max_kl: float | None = 0.01,
         clip_gradients: Callable[[list[nn.Parameter]], object] | None = None,
         auxiliary: AuxiliaryOptions | None = None,
         forward: Forward | None = None,
@@ -91,7 +91,7 @@ class FishLeg(Optimizer):
                     raise ValueError(f"a parameter of shape {tuple(p.shape)} does not belong to the model")
         self._names = names
         if inverse is None:
-            inverse = InverseFisher.from_model(model, scale=initial_lr / lr if lr else 1.0)
+            inverse = InverseFisher.from_model(model, "ekfac", scale=initial_lr / lr if lr else 1.0)
         self.inverse = inverse
         self._covered = {part for layer in self.inverse.layers.values() for part in layer.names}
         self.auxiliary = Auxiliary(
@@ -126,7 +126,7 @@ class FishLeg(Optimizer):
                         self.state[p]["momentum"].mul_(self.masks[name])
 
     def step(self, closure: Callable[[], Any] | None = None, *, batch: Any = None) -> Any:
-        """One weight step, then the auxiliary steps that are due.
+        """The auxiliary steps that are due, then one weight step.
 
         `batch` gives the auxiliary step its inputs; without it the model's last training call is replayed.
         """
@@ -136,6 +136,9 @@ class FishLeg(Optimizer):
                 loss = closure()
             if isinstance(loss, (Tensor, float)) and not bool(torch.as_tensor(loss).isfinite().all()):
                 raise ValueError(f"the loss is not finite ({loss}); nothing was changed")
+        for _, p, name in self._parameters():
+            if name in self.masks and p.grad is not None:
+                p.grad.mul_(self.masks[name])
         if self.clip_gradients is not None:
             self.clip_gradients([p for _, p, _ in self._parameters() if p.grad is not None])
         gradients = self._gradients()
@@ -147,12 +150,22 @@ class FishLeg(Optimizer):
                     "no inputs to learn Q from: call the model in training mode before step(), "
                     "or pass step(batch=...)"
                 )
-            for _ in range(due):
-                self.last_auxiliary = self.auxiliary.step(inputs)
+            self.last_auxiliary = self._learn(inputs, due)
         self._recorder.call = None
         self._update_weights(gradients)
         self.steps += 1
         return loss
+
+    def _learn(self, inputs: Any, due: int) -> AuxStats:
+        """`due` auxiliary steps; if one of several fails, those before it are undone."""
+        saved = copy.deepcopy([self.inverse.state_dict(), self.auxiliary.state_dict()]) if due > 1 else None
+        try:
+            return [self.auxiliary.step(inputs) for _ in range(due)][-1]
+        except Exception:
+            if saved is not None:
+                self.inverse.load_state_dict(saved[0])
+                self.auxiliary.load_state_dict(saved[1])
+            raise
 
     def _auxiliary_steps_due(self) -> int:
         if self.update_every < 0:
@@ -165,14 +178,14 @@ class FishLeg(Optimizer):
                 yield group, p, self._names[id(p)]
 
     def _gradients(self) -> dict[str, Tensor]:
-        """Masked gradients by name; parameters without one are left alone."""
+        """Gradients by name (already masked); parameters without one are left alone."""
         gradients = {}
         for _, p, name in self._parameters():
             if p.grad is None or not p.requires_grad:
                 continue
             if name not in self._covered:
                 raise ValueError(f"Q does not cover parameter {name!r}: it was frozen when Q was built")
-            gradients[name] = p.grad * self.masks[name] if name in self.masks else p.grad
+            gradients[name] = p.grad
         if not gradients:
             raise ValueError("no parameter has a gradient: call loss.backward() before step()")
         bad = first_non_finite(gradients)
@@ -262,14 +275,16 @@ class _Recorder:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module.training and torch.is_grad_enabled():
-            self.call = {"args": args, "kwargs": kwargs, "autocast": _autocast_state()}
+            # Labels among the arguments say which positions count; nothing else of them is read.
+            labels = targets_of(kwargs)
+            self.call = {"args": args, "kwargs": kwargs, "autocast": _autocast_state(), "labels": labels}
 
     def __reduce__(self) -> tuple[type[_Recorder], tuple[()]]:
         return _Recorder, ()
 
 
 def _replay(model: nn.Module, batch: Any) -> Tensor:
-    if not (isinstance(batch, dict) and batch.keys() == {"args", "kwargs", "autocast"}):
+    if not (isinstance(batch, dict) and batch.keys() == {"args", "kwargs", "autocast", "labels"}):
         return default_forward(model, batch)
     call = map_tensors(batch, lambda t: t.detach())
     if call["autocast"] is None:

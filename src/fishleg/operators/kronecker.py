@@ -71,7 +71,17 @@ class Kronecker(Operator):
 
     def loss_terms(self, V: Tensor) -> tuple[Tensor, Tensor]:
         D, E2 = self._scales()
-        return self._matvec(V, D, E2).square().sum(), self._diag(D, E2).sum()
+        return self._matvec(V, D, E2).square().sum(), self._trace(D, E2)
+
+    def trace(self) -> Tensor:
+        return self._trace(*self._scales())
+
+    def _trace(self, D: Tensor | None, E2: Tensor | None) -> Tensor:
+        if D is not None or E2 is None:
+            return self._diag(D, E2).sum()
+        # Without D only the lengths of the columns of L and R matter: Σ_ab e²_ab ‖l_a‖² ‖r_b‖²
+        rows, columns = (side.apply_(side.ones(), torch.square, True) for side in (self.L, self.R))
+        return rows @ E2 @ columns
 
     def frobenius_sq(self) -> Tensor:
         if self.log_e is not None:
