@@ -24,12 +24,8 @@ from fishleg.workloads.models import autoencoder, resnet20
 RESULTS = Path(__file__).parent / "results"
 # One knob each, the same number of trials each. FishLeg's is its trust region; its learning rate stays at the
 # default.
-TRIALS = {
-    "SGD": ("lr", (0.03, 0.1, 0.3)),
-    "Adam": ("lr", (3e-3, 1e-2, 3e-2)),
-    "FishLeg k=10": ("max_kl", (0.01, 0.03, 0.1)),
-    "FishLeg k=1": ("max_kl", (0.01, 0.03, 0.1)),
-}
+KNOBS = {"SGD": "lr", "Adam": "lr", "FishLeg k=10": "max_kl", "FishLeg k=1": "max_kl"}
+KL = (0.01, 0.03, 0.1)
 
 
 @dataclass(frozen=True)
@@ -40,20 +36,18 @@ class Task:
     likelihood: Likelihood
     steps: int
     every: int
-    methods: tuple[str, ...] = tuple(TRIALS)
+    trials: dict[str, tuple[float, ...]]
 
 
 def digits_task() -> Task:
     x, _, _, _ = split_digits()
     x = x.flatten(1)
-    return Task(
-        lambda: autoencoder(64),
-        lambda: _forever(Batches(x, x, 128, normalized=False)),
-        (x, x),
-        Bernoulli(),
-        600,
-        20,
-    )
+    trials = {"SGD": (0.03, 0.1, 0.3), "Adam": (0.01, 0.03, 0.1), "FishLeg k=10": KL, "FishLeg k=1": KL}
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        return _forever(Batches(x, x, 128, normalized=False))
+
+    return Task(lambda: autoencoder(64), batches, (x, x), Bernoulli(), 600, 20, trials)
 
 
 def cifar_task() -> Task:
@@ -67,7 +61,7 @@ def cifar_task() -> Task:
         Categorical(),
         150,
         10,
-        ("SGD", "Adam", "FishLeg k=10"),
+        {"SGD": (0.01, 0.03, 0.1), "Adam": (1e-3, 3e-3, 1e-2), "FishLeg k=10": KL},
     )
 
 
@@ -122,13 +116,13 @@ def report(name: str, results: list[dict]) -> None:
     best = best_trials(results)
     target = best["SGD"]["curve"][-1][2]
     total = best["SGD"]["curve"][-1][0]
-    print(f"\n{name}: best of {len(TRIALS['SGD'][1])} trials each; SGD's final training loss is {target:.4f}")
+    print(f"\n{name}: best of the same number of trials each; SGD's final training loss is {target:.4f}")
     for method, result in best.items():
         reached = next((step for step, _, loss in result["curve"] if loss <= target), None)
         when = f"after {reached / total:.0%} of SGD's steps" if reached else "never"
         step_cost = result["curve"][-1][1] / best["SGD"]["curve"][-1][1]
         print(
-            f"  {method:<13} {TRIALS[method][0]}={result['value']:<6} final {result['curve'][-1][2]:.4f}   "
+            f"  {method:<13} {KNOBS[method]}={result['value']:<6} final {result['curve'][-1][2]:.4f}   "
             f"reaches SGD's final loss {when}   (one step = {step_cost:.2f} SGD steps)"
         )
 
@@ -142,7 +136,7 @@ def plot(name: str, results: list[dict]) -> None:
     sgd_seconds = best["SGD"]["curve"][-1][1] / best["SGD"]["curve"][-1][0]
     for method, result in best.items():
         steps, seconds, losses = zip(*result["curve"], strict=True)
-        label = f"{method} ({TRIALS[method][0]}={result['value']})"
+        label = f"{method} ({KNOBS[method]}={result['value']})"
         axes[0].plot(steps, losses, label=label)
         axes[1].plot([s / sgd_seconds for s in seconds], losses, label=label)
     axes[0].set(xlabel="step", ylabel="training loss", title=f"{name}: loss per step")
@@ -166,8 +160,7 @@ def main() -> None:
     path = RESULTS / f"training_{arguments.task}.json"
     results = json.loads(path.read_text()) if path.exists() and not arguments.again else []
     done = {(r["method"], r["value"]) for r in results}
-    for method in task.methods:
-        knob, values = TRIALS[method]
+    for method, values in task.trials.items():
         for value in values:
             if (method, value) in done:
                 continue
@@ -175,7 +168,9 @@ def main() -> None:
             temporary = path.with_suffix(".tmp")
             temporary.write_text(json.dumps(results) + "\n")
             temporary.replace(path)
-            print(f"{method} {knob}={value}: final loss {results[-1]['curve'][-1][2]:.4f}", flush=True)
+            print(
+                f"{method} {KNOBS[method]}={value}: final loss {results[-1]['curve'][-1][2]:.4f}", flush=True
+            )
     report(arguments.task, results)
     plot(arguments.task, results)
 

@@ -119,7 +119,7 @@ FAILURES: dict[str, tuple[Callable[[], Auxiliary], Tensor, str]] = {
     "one dimension": (
         lambda: make(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))),
         X,
-        r"Categorical needs logits \[..., classes\] with at least 2 dimensions, got .* \(12,\)",
+        r"Categorical needs .* at least 2 dimensions, got .* \(12,\)",
     ),
     "zero Fisher": (
         lambda: make(constant_model()),

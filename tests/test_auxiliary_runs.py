@@ -17,7 +17,7 @@ from oracles import (
 )
 from torch import Tensor, nn
 
-from fishleg import Auxiliary, AuxiliaryOptions, AuxStats, Gaussian, InverseFisher
+from fishleg import Auxiliary, AuxiliaryOptions, Gaussian, InverseFisher
 from fishleg.auxiliary import ESTIMATORS
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -227,14 +227,3 @@ def test_resume_is_bit_exact(estimator: str, cut: int, tmp_path: Path) -> None:
     assert [second.step(batches[i % 3]) for i in range(cut, cut + 20)] == statistics[cut:]
     assert identical(second.inverse.state_dict(), whole.inverse.state_dict())
     assert identical(second.state_dict(), whole.state_dict())
-
-
-def test_reset_warm_start() -> None:
-    auxiliary = make(warm_start=4)
-    seen: list[AuxStats] = [auxiliary.step(X) for _ in range(5)]
-    assert auxiliary.warm
-    auxiliary.reset_warm_start()
-    assert not auxiliary.warm
-    assert auxiliary.steps == len(seen)
-    auxiliary.learn([X], 4)
-    assert auxiliary.warm

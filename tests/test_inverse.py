@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from operator_makers import DenseOnly
 from oracles import (
     damped_inverse,
     exact_samples,
@@ -54,6 +55,13 @@ def dense_inverse(inverse: InverseFisher, model: nn.Module) -> Tensor:
         index = layer.pack(where).flatten()
         Q[index[:, None], index] = inverse.operator(name).dense().detach().double()
     return Q
+
+
+def test_an_operator_with_nothing_but_dense_starts_as_it_was_made() -> None:
+    inverse = InverseFisher.from_model(small_net(), lambda layer: DenseOnly(layer.shape))
+    assert float(inverse.trace().detach()) == sum(p.numel() for p in small_net().parameters())
+    with pytest.raises(NotImplementedError, match="DenseOnly has no scaled-identity initialisation"):
+        InverseFisher.from_model(small_net(), lambda layer: DenseOnly(layer.shape), scale=2.0)
 
 
 MATRICES = {"identity": Identity, "diagonal": Diagonal, "block": Gram, "full": Gram, "triangular": Gram}
@@ -279,7 +287,8 @@ def test_layers_may_have_any_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: InverseFisher.from_model(m, scale=0.0), "scale must be > 0, got 0.0"),
+        (lambda m: InverseFisher.from_model(m, scale=0.0), "scale must be > 0 and finite, got 0.0"),
+        (lambda m: InverseFisher.from_model(m, scale=float("nan")), "scale must be > 0 and finite, got nan"),
         (lambda m: InverseFisher.from_model(m, "dense"), "structure must be one of identity, .* got 'dense'"),
         (lambda m: InverseFisher.from_model(m, block_size=0), "must be >= 1, got 0 and 2048"),
         (lambda m: InverseFisher.from_model(m, max_factor_dim=-1), "must be >= 1, got 50 and -1"),

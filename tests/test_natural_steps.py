@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_makers import LEFT, MAKERS, RIGHT, Dims, definition, dims, make
-from oracles import damped_inverse, dense_auxiliary_loss, exact_samples, random_fisher
+from oracles import damped_inverse, dense_auxiliary_loss, exact_samples, random_fisher, randomise_
 from torch import Tensor
 
 from fishleg.operators import (
@@ -48,6 +48,22 @@ def iterate(
     for _ in range(steps):
         q.natural_step_(H, gamma, eta, mask)
     return definition(q).detach()
+
+
+@pytest.mark.parametrize("name", RIGHT)
+@given(dims)
+@settings(max_examples=6)
+def test_the_moment_of_noise_is_that_of_its_square_root(name: str, d: Dims) -> None:
+    factor = randomise_(RIGHT[name](d), d.generator())
+    variances = torch.rand(factor.dim, generator=d.generator())
+    rows = factor.apply_transpose(torch.diag(variances.sqrt()))
+    torch.testing.assert_close(factor.noise_moment(variances), factor.moment(rows))
+
+
+def test_a_step_of_small_blocks_needs_little_memory() -> None:
+    q = Gram((300_000,), BlockFactor(300_000, 2))  # a dense matrix of this size would take 720 GB
+    q.natural_step_(torch.ones(1, 300_000), 1.0, 1.0)
+    assert bool(q.diag().isfinite().all())
 
 
 @patterns

@@ -78,10 +78,20 @@ def test_methods_equal_dense(name: str) -> None:
         q = make(name, d)
         for method, (fast, slow) in METHODS.items():
             if method == "solve" and isinstance(q, Masked):
-                continue  # M Q M is singular
+                continue  # M Q M is singular; see test_masked_solve_is_the_pseudo_inverse
             value, expected = fast(q), slow(q, q.dense())
             for found, wanted in ((value, expected), (gradients(value, q), gradients(expected, q))):
                 torch.testing.assert_close(found, wanted, msg=lambda text, method=method: f"{method}: {text}")
+
+
+@pytest.mark.parametrize("name", [key for key in MAKERS if key.startswith("masked-")])
+def test_masked_solve_is_the_pseudo_inverse(name: str) -> None:
+    @drawn(name)
+    def check(d: Dims) -> None:
+        q = make(name, d)
+        V = batch_of(q)
+        expected = (V.reshape(-1, q.n) @ torch.linalg.pinv(q.dense())).reshape(V.shape)
+        torch.testing.assert_close(q.solve(V), expected)
 
 
 @pytest.mark.parametrize("name", MAKERS)

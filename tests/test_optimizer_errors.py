@@ -34,9 +34,8 @@ def backward(model: nn.Module, optimizer: FishLeg, factor: float = 1.0) -> Tenso
 
 
 def snapshot(model: nn.Module, optimizer: FishLeg) -> Any:
-    """Weights and everything in the optimizer but the place of its generator."""
+    """Weights and everything in the optimizer, the place of its generator too."""
     state = copy.deepcopy(optimizer.state_dict())
-    del state["fishleg"]["auxiliary"]["generator"]
     return copy.deepcopy(model.state_dict()), state, optimizer.steps, optimizer.auxiliary.steps
 
 
@@ -138,7 +137,7 @@ def test_likelihood_that_does_not_fit_the_output() -> None:
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     optimizer = FishLeg(model, "categorical")
     model(X).sum().backward()
-    refused(model, optimizer, r"Categorical needs logits .* at least 2 dimensions, got .* of shape \(16,\)")
+    refused(model, optimizer, r"Categorical needs .* at least 2 dimensions, got .* of shape \(16,\)")
 
 
 def test_model_without_trainable_parameters() -> None:
@@ -152,13 +151,18 @@ def test_parameters_of_another_model() -> None:
     message = r"a parameter of shape \(2, 5\) does not belong to the model"
     with pytest.raises(ValueError, match=message):
         FishLeg(nn.Linear(4, 3), params=nn.Linear(5, 2).parameters())
+    optimizer = FishLeg(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": nn.Linear(5, 2).parameters()})
+    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": -0.1}, "lr must be >= 0, got -0.1"),
-        ({"lr": float("nan")}, "lr must be >= 0, got nan"),
+        ({"lr": -0.1}, "lr must be >= 0 and finite, got -0.1"),
+        ({"lr": float("nan")}, "lr must be >= 0 and finite, got nan"),
+        ({"lr": float("inf")}, "lr must be >= 0 and finite, got inf"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1.0"),
         ({"momentum": -0.5}, r"momentum must be in \[0, 1\), got -0.5"),
         ({"weight_decay": -1.0}, "weight_decay must be >= 0, got -1.0"),
@@ -176,3 +180,24 @@ def test_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FishLeg(model, **options)
     assert not model._forward_pre_hooks, "a refused optimizer leaves nothing on the model"
+
+
+def test_sparse_gradient() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 3))
+    optimizer = FishLeg(model)
+    model(torch.arange(5)).sum().backward()
+    refused(model, optimizer, "parameter '0.weight' has a sparse gradient")
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    optimizer = trained()[1]
+    other = FishLeg(nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3)))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises((RuntimeError, ValueError)):
+        optimizer.load_state_dict(other.state_dict())
+    assert identical(optimizer.state_dict(), before)
+
+
+def test_copies_go_through_the_state() -> None:
+    with pytest.raises(TypeError, match="load this one's state_dict"):
+        copy.deepcopy(FishLeg(nn.Linear(4, 3)))

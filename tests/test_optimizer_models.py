@@ -1,6 +1,7 @@
 """FishLeg on the models that people have: frozen, shared, autocast, compiled, Hugging Face; and its state."""
 
 import copy
+import gc
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -295,3 +296,11 @@ def test_trains_an_autoencoder_faster_than_sgd() -> None:
     ]
     fishleg = trained_loss(lambda model: FishLeg(model, "bernoulli", lr=0.1, update_every=1))
     assert fishleg < min(sgd)
+
+
+def test_a_model_forgets_its_former_optimizers() -> None:
+    model = nn.Linear(4, 3)
+    for _ in range(3):
+        optimizer = FishLeg(model)
+    gc.collect()
+    assert list(model._forward_pre_hooks.values()) == [optimizer._recorder]

@@ -5,6 +5,7 @@ from fishleg.inverse import InverseFisher
 from fishleg.layers import register_layer
 from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from fishleg.optimizer import FishLeg
+from fishleg.surgeon import PruneStep, Surgeon, SurgeonOptions
 
 __all__ = [
     "AuxStats",
@@ -16,5 +17,8 @@ __all__ = [
     "Gaussian",
     "InverseFisher",
     "Likelihood",
+    "PruneStep",
+    "Surgeon",
+    "SurgeonOptions",
     "register_layer",
 ]

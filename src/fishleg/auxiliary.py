@@ -1,6 +1,6 @@
 """Learning Q: the auxiliary loss A(λ) = ½Tr(QF_γQ) − Tr(Q), its estimators, and the health gauge.
 
-Three unbiased ways to move λ, by cost and noise (docs/math.md derives them):
+Three ways to move λ, by cost and noise (docs/math.md derives them):
 
 - `probe`   the paper's: u, v = Qu, one Fisher-vector product, Adam on v·sg(P(F_γv − u))/‖u‖².
 - `trace`   ½‖Q(h+√γz)‖² − Tr(Q) with E[hhᵀ] = F, Adam; one backward pass, no cross-layer noise.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fishleg.batches import Forward, batch_size, default_forward, slice_batch
+from fishleg.batches import Forward, batch_size, default_forward, move_batch, slice_batch
 from fishleg.fisher import fisher_product, mean_diagonal, sample_h, sampled_product
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood, as_likelihood
@@ -73,7 +73,7 @@ class AuxStats:
     """One auxiliary step: the loss, and gauges that tend to 0 as Q tends to (F+γI)⁻¹."""
 
     step: int
-    loss: float  # ½Tr(QF_γQ) − Tr(Q), estimated
+    loss: float  # ½Tr(QF_γQ) − Tr(Q), estimated (`probe`: divided by the number of parameters)
     gauge: float  # Tr(QF_γQ)/Tr(Q) − 1, the paper's convergence check, relative
     gauge_smoothed: float
     converged: bool  # the smoothed gauge is small and the smoothed loss has stopped falling
@@ -151,10 +151,15 @@ class Auxiliary:
     def step(self, batch: Any, *, lr_factor: float = 1.0) -> AuxStats:
         """One update of λ from the inputs of one batch. Raises before anything is changed."""
         batch = self._sub_batch(batch)
-        if self.options.estimator == "probe":
-            quad, trace = self._probe_step(batch, lr_factor)
-        else:
-            quad, trace = self._sample_step(batch, lr_factor)
+        generator_state = self.generator.get_state()
+        try:
+            if self.options.estimator == "probe":
+                quad, trace = self._probe_step(batch, lr_factor)
+            else:
+                quad, trace = self._sample_step(batch, lr_factor)
+        except Exception:
+            self.generator.set_state(generator_state)
+            raise
         self.steps += 1
         gauge, loss = quad / max(trace, 1e-300) - 1, 0.5 * quad - trace
         smoothed, change = self._smoothed.update(gauge, loss)
@@ -190,12 +195,6 @@ class Auxiliary:
         """Whether every layer is past its warm start."""
         return self.options.estimator != "auto" or all(w.done for w in self._warm.values())
 
-    def reset_warm_start(self) -> None:
-        """Make the warm start again, for instance at a very different model."""
-        self._warm = {
-            name: _WarmStart(self.inverse.unmasked(name), self.options) for name in self.inverse.layers
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, λ excluded (that is the inverse's state)."""
         return {
@@ -217,7 +216,8 @@ class Auxiliary:
             warm.load_state_dict(state["warm"][name])
 
     def _sub_batch(self, batch: Any) -> Any:
-        """The next `sub_batch` examples of a batch, so that repeated steps on one batch see all of it."""
+        """The next `sub_batch` examples, where the model is; repeated steps on one batch see all of it."""
+        batch = move_batch(batch, next(self.model.parameters()).device)
         size, limit = batch_size(batch), self.options.sub_batch
         if limit is None or limit >= size:
             return batch
@@ -249,6 +249,8 @@ class Auxiliary:
         samples = self._samples(batch)
         gamma = self._damping(samples)
         packed = self.inverse.pack(samples)
+        if not packed:
+            raise ValueError("no layer of Q is trainable: all were frozen after Q was built")
         quads, traces, losses = [], [], []
         natural: list[str] = []
         for name, H in packed.items():

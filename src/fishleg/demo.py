@@ -1,4 +1,4 @@
-"""`python -m fishleg.demo`: train a small network on real digits, learn Q, and look at how good it is.
+"""`python -m fishleg.demo`: train a small network on real digits, learn Q, look at its health, prune.
 
 Everything is embedded; it takes well under a minute. With matplotlib installed it also draws the picture.
 """
@@ -6,6 +6,7 @@ Everything is embedded; it takes well under a minute. With matplotlib installed 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -19,6 +20,8 @@ from torch.nn import functional
 from fishleg.auxiliary import Auxiliary, AuxiliaryOptions, AuxStats
 from fishleg.inverse import InverseFisher
 from fishleg.optimizer import FishLeg
+from fishleg.patterns import schedule
+from fishleg.surgeon import Surgeon
 from fishleg.workloads.data import Batches, split_digits
 from fishleg.workloads.models import DigitsNet
 
@@ -66,7 +69,14 @@ def main(argv: list[str] | None = None) -> int:
     print(f"   gauge {stats[-1].gauge_smoothed:+.3f} after {stats[-1].step} steps: {verdict}\n")
     print(inverse.describe())
 
+    print(
+        "\n3. pruning without labels or training: stages of score, remove, compensate, refresh BatchNorm",
+        flush=True,
+    )
+    pruned = prune(models["SGD with momentum"], x, x_test, y_test, arguments.seed)
+
     result = {
+        "pruning": pruned,
         "training": curves,
         "gauge": [(s.step, s.gauge_smoothed) for s in stats],
         "loss": [(s.step, s.loss) for s in stats],
@@ -130,6 +140,31 @@ def learn_q(
     return stats, inverse, auxiliary.gamma
 
 
+def prune(
+    dense: nn.Module,
+    x: Tensor,
+    x_test: Tensor,
+    y_test: Tensor,
+    seed: int,
+    targets: tuple[float, ...] = (0.8, 0.9, 0.95),
+) -> dict[str, list[tuple[float, float]]]:
+    """Test accuracy at each sparsity, by magnitude and by the learned Q."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for method, compensation in (("magnitude", "none"), ("fishleg", "joint")):
+        model = copy.deepcopy(dense)
+        loader = Batches(x, torch.zeros(len(x)), 128, seed=seed, normalized=False)
+        surgeon = Surgeon(
+            model, [images for images, _ in loader], method=method, compensation=compensation, samples=128
+        )
+        sparsities = schedule("exponential", targets[-1], 6)
+        for sparsity in sorted({*sparsities, *targets}):
+            surgeon.prune(sparsity)
+            found.setdefault(method, []).append((sparsity, accuracy(model, x_test, y_test)))
+        shown = "   ".join(f"{s:.0%}: {a:.1%}" for s, a in found[method] if s in targets)
+        print(f"   {method:<10} test accuracy at sparsity {shown}", flush=True)
+    return found
+
+
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     """The fraction of images that are classified rightly."""
@@ -143,8 +178,8 @@ def draw(result: dict[str, object], path: Path) -> Path | None:
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(14, 4), layout="constrained")
+    left, right, last = figure.subplots(1, 3)
     curves = result["training"]
     assert isinstance(curves, dict)
     for name, curve in curves.items():
@@ -159,6 +194,13 @@ def draw(result: dict[str, object], path: Path) -> Path | None:
         title="Health of Q: the gauge tends to 0", xlabel="auxiliary step", ylabel="Tr(QF$_γ$Q) / Tr(Q) − 1"
     )
     right.set_yscale("symlog", linthresh=0.1)
+    pruning = result["pruning"]
+    assert isinstance(pruning, dict)
+    for method, points in pruning.items():
+        sparsity, correct = zip(*points, strict=True)
+        last.plot([100 * s for s in sparsity], [100 * a for a in correct], marker="o", label=method)
+    last.set(title="Pruned without training", xlabel="sparsity, %", ylabel="test accuracy, %")
+    last.legend(frameon=False)
     figure.savefig(path, dpi=130)
     return path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
@@ -66,19 +67,20 @@ class InverseFisher(nn.Module):
         model: nn.Module,
         structure: Structure = DEFAULT_STRUCTURE,
         *,
-        scale: float = 1.0,
+        scale: float | None = None,
         block_size: int = 50,
         max_factor_dim: int = 2048,
         split_conv: bool = False,
     ) -> InverseFisher:
-        """One operator per layer of the model, Q = scale · I.
+        """One operator per layer of the model, Q = scale · I (default: I).
 
-        `structure` is one of `STRUCTURES`, or a function from Layer to Operator. A factor larger than
+        `structure` is one of `STRUCTURES`, or a function from Layer to Operator, whose operators start as it
+        made them unless a scale is given. A factor larger than
         `max_factor_dim` is split (convolutions), cut in blocks, or made diagonal, and the log says so;
         `split_conv` splits every convolution's input side into channel ⊗ kernel.
         """
-        if scale <= 0:
-            raise ValueError(f"scale must be > 0, got {scale}")
+        if scale is not None and not (scale > 0 and math.isfinite(scale)):
+            raise ValueError(f"scale must be > 0 and finite, got {scale}")
         if isinstance(structure, str) and structure not in STRUCTURES:
             raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}, got {structure!r}")
         if block_size < 1 or max_factor_dim < 1:
@@ -99,7 +101,8 @@ class InverseFisher(nn.Module):
         inverse.notes = builder.notes
         for name, note in builder.notes.items():
             logger.warning("%s: %s", name, note)
-        inverse.set_scale_(scale)
+        if scale is not None:
+            inverse.set_scale_(scale)
         return inverse
 
     def operator(self, name: str) -> Operator:
@@ -243,10 +246,9 @@ class _Builder:
         if structure in ("full", "triangular"):
             if n <= self.max_factor_dim:
                 return Gram(shape, FullFactor(n, triangular=structure == "triangular"))
-            self._note(
-                layer, f"n = {n} > max_factor_dim = {self.max_factor_dim}: blocks of {self.block_size}"
-            )
-            return Gram(shape, BlockFactor(n, self.block_size))
+            block = min(self.block_size, self.max_factor_dim)
+            self._note(layer, f"n = {n} > max_factor_dim = {self.max_factor_dim}: blocks of {block}")
+            return Gram(shape, BlockFactor(n, block))
         return Kronecker(
             self._side(layer, shape[0], "output"),
             self._side(layer, shape[1], "input"),
@@ -257,7 +259,8 @@ class _Builder:
     def _side(self, layer: Layer, dim: int, side: str) -> Factor:
         limit = self.max_factor_dim
         is_conv_input = side == "input" and layer.kernel > 1
-        if is_conv_input and (self.split_conv or dim > limit) and layer.channels <= limit:
+        fits = max(layer.channels, layer.kernel) <= limit
+        if is_conv_input and (self.split_conv or dim > limit) and fits:
             if not self.split_conv:
                 self._note(
                     layer, f"{side} side {dim} > max_factor_dim = {limit}: split into channel ⊗ kernel"

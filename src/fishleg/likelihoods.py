@@ -39,7 +39,7 @@ class Likelihood(ABC):
         """Λ(f) t, the Fisher matrix of p(y|f) w.r.t. f times t, unit by unit."""
         raise NotImplementedError(
             f"{type(self).__name__} has no closed-form output Fisher; "
-            "define output_fisher(f, t), or use sampled products (fisher.sampled_product)"
+            "define output_fisher(f, t), or use sampled products (AuxiliaryOptions(exact_products=False))"
         )
 
     def units(self, f: Tensor) -> int:
@@ -56,9 +56,10 @@ class Likelihood(ABC):
             raise ValueError(
                 f"{type(self).__name__} needs a floating-point output tensor, got {_describe(f)}"
             )
-        if f.dim() < 1 or f.numel() == 0:
+        if f.dim() < 2 or f.numel() == 0:
             raise ValueError(
-                f"{type(self).__name__} needs a non-empty output [..., outputs], got {_describe(f)}"
+                f"{type(self).__name__} needs a non-empty output [batch, ..., outputs] "
+                f"with at least 2 dimensions, got {_describe(f)}"
             )
 
 
@@ -103,10 +104,6 @@ class Categorical(Likelihood):
 
     def check(self, f: Tensor, y: Tensor | None) -> None:
         super().check(f, y)
-        if f.dim() < 2:
-            raise ValueError(
-                f"Categorical needs logits [..., classes] with at least 2 dimensions, got {_describe(f)}"
-            )
         if y is None:
             return
         expected = f.movedim(self.class_dim, -1).shape[:-1]
@@ -145,6 +142,8 @@ class Gaussian(Likelihood):
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         mean, log_sigma = self._mean_and_log_sigma(f)
+        if y.shape != mean.shape:  # broadcasting would compare every output with every target
+            raise ValueError(f"Gaussian needs targets of shape {tuple(mean.shape)}, got {_describe(y)}")
         constant = 0.5 * torch.log(torch.tensor(2 * torch.pi, dtype=f.dtype, device=f.device))
         per_output = 0.5 * ((y - mean) * (-log_sigma).exp()).square() + log_sigma + constant
         return per_output.sum(-1).mean()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -70,26 +71,21 @@ class FishLeg(Optimizer):
             lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0).
         inverse: a Q to continue with, for instance one that has just scored and pruned.
         """
-        _require("lr", lr, lr >= 0, ">= 0")
+        _require("lr", lr, 0 <= lr < math.inf, ">= 0 and finite")
         _require("momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
         _require("weight_decay", weight_decay, weight_decay >= 0, ">= 0")
         _require(
             "update_every", update_every, update_every != 0, "not 0 (k > 0: every k steps; k < 0: |k| a step)"
         )
-        _require("initial_lr", initial_lr, initial_lr > 0, "> 0")
+        _require("initial_lr", initial_lr, 0 < initial_lr < math.inf, "> 0 and finite")
         _require("warmup", warmup, warmup >= 0, ">= 0")
         _require("max_kl", max_kl, max_kl is None or max_kl > 0, "> 0 or None")
-        names = {id(p): name for name, p in model.named_parameters()}
+        self._names = {id(p): name for name, p in model.named_parameters()}
         trainable = [p for p in model.parameters() if p.requires_grad]
         if not trainable:
             raise ValueError("the model has no trainable parameters (requires_grad is False for all of them)")
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(trainable if params is None else params, defaults)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if id(p) not in names:
-                    raise ValueError(f"a parameter of shape {tuple(p.shape)} does not belong to the model")
-        self._names = names
         if inverse is None:
             inverse = InverseFisher.from_model(model, "ekfac", scale=initial_lr / lr if lr else 1.0)
         self.inverse = inverse
@@ -112,7 +108,16 @@ class FishLeg(Optimizer):
         self.masks: dict[str, Tensor] = {}
         self._recorder = _Recorder()
         if forward is None:
-            model.register_forward_pre_hook(self._recorder, with_kwargs=True)
+            hook = model.register_forward_pre_hook(self._recorder, with_kwargs=True)
+            weakref.finalize(self, hook.remove).atexit = False  # a model may see many optimizers come and go
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of the model's parameters, as in any torch optimizer."""
+        super().add_param_group(param_group)
+        for p in self.param_groups[-1]["params"]:
+            if id(p) not in self._names:
+                self.param_groups.pop()
+                raise ValueError(f"a parameter of shape {tuple(p.shape)} does not belong to the model")
 
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
         """Keep weights exactly zero where a mask (boolean, by parameter name, True = kept) is False."""
@@ -128,7 +133,9 @@ class FishLeg(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, batch: Any = None) -> Any:
         """The auxiliary steps that are due, then one weight step.
 
-        `batch` gives the auxiliary step its inputs; without it the model's last training call is replayed.
+        `batch` gives the auxiliary step its inputs; without it the model's last training call is replayed,
+        cut to `sub_batch` examples: every tensor as long as the batch is taken to hold one row per example
+        (where that is wrong, say for a square attention mask, pass AuxiliaryOptions(sub_batch=None)).
         """
         loss = None
         if closure is not None:
@@ -148,7 +155,7 @@ class FishLeg(Optimizer):
             if inputs is None:
                 raise ValueError(
                     "no inputs to learn Q from: call the model in training mode before step(), "
-                    "or pass step(batch=...)"
+                    "or pass step(batch=...); a compiled model must not be called before FishLeg is made"
                 )
             self.last_auxiliary = self._learn(inputs, due)
         self._recorder.call = None
@@ -185,6 +192,8 @@ class FishLeg(Optimizer):
                 continue
             if name not in self._covered:
                 raise ValueError(f"Q does not cover parameter {name!r}: it was frozen when Q was built")
+            if p.grad.is_sparse:
+                raise ValueError(f"parameter {name!r} has a sparse gradient; FishLeg needs dense ones")
             gradients[name] = p.grad
         if not gradients:
             raise ValueError("no parameter has a gradient: call loss.backward() before step()")
@@ -257,11 +266,22 @@ class FishLeg(Optimizer):
         """Restore bit for bit what `state_dict` returned."""
         if "fishleg" not in state_dict:
             raise ValueError("this is not a FishLeg state: it has no 'fishleg' entry")
+        before = self.state_dict()
+        try:
+            self._load(state_dict)
+        except Exception:
+            self._load(before)
+            raise
+
+    def _load(self, state_dict: Mapping[str, Any]) -> None:
         own = copy.deepcopy(state_dict["fishleg"])
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "fishleg"})
         self.inverse.load_state_dict(own["inverse"])
         self.auxiliary.load_state_dict(own["auxiliary"])
         self.masks, self.steps = own["masks"], own["steps"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("FishLeg cannot be copied or pickled: make a new one and load this one's state_dict")
 
 
 class _Recorder:

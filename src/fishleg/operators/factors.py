@@ -37,6 +37,10 @@ class Factor(nn.Module, ABC):
         """Σ y yᵀ over the rows of Y [N, dim], projected on this structure."""
 
     @abstractmethod
+    def noise_moment(self, variances: Tensor) -> Moment:
+        """`moment` of independent noise in whitened coordinates, Sᵀ diag(variances) S: how damping enters."""
+
+    @abstractmethod
     def eye_(self) -> None:
         """Set S = I."""
 
@@ -119,6 +123,9 @@ class FullFactor(Factor):
     def moment(self, Y: Tensor) -> Moment:
         return (Y.mT @ Y,)
 
+    def noise_moment(self, variances: Tensor) -> Moment:
+        return (_congruence(self.dense(), variances),)
+
     def eye_(self) -> None:
         with torch.no_grad():
             self.matrix.zero_().fill_diagonal_(1.0)
@@ -158,6 +165,9 @@ class DiagonalFactor(Factor):
 
     def moment(self, Y: Tensor) -> Moment:
         return (Y.square().sum(0),)
+
+    def noise_moment(self, variances: Tensor) -> Moment:
+        return (variances * (2 * self.log_s).exp(),)
 
     def eye_(self) -> None:
         with torch.no_grad():
@@ -218,6 +228,9 @@ class BlockFactor(Factor):
     def moment(self, Y: Tensor) -> Moment:
         folded = self._fold(Y).transpose(0, 1)  # [count, N, block]
         return (folded.mT @ folded,)
+
+    def noise_moment(self, variances: Tensor) -> Moment:
+        return (_congruence(self._matrix(), self._fold(variances)),)
 
     def eye_(self) -> None:
         with torch.no_grad():
@@ -280,6 +293,16 @@ class SplitFactor(Factor):
         position = torch.einsum("nci,ncj->ij", main, main) / self.channels
         return channel, position, last.square().sum(0)
 
+    def noise_moment(self, variances: Tensor) -> Moment:
+        main, last = self._fold(variances)
+        channel = main @ self.position.square().sum(-1) / self.kernel
+        position = main.mT @ self.channel.square().sum(-1) / self.channels
+        return (
+            _congruence(self.channel, channel),
+            _congruence(self.position, position),
+            last * (2 * self.log_bias).exp(),
+        )
+
     def eye_(self) -> None:
         with torch.no_grad():
             self.channel.zero_().fill_diagonal_(1.0)
@@ -321,6 +344,16 @@ def natural_matrix_step(S: Tensor, M: Tensor, eta: float, *, triangular: bool = 
         delta = delta.tril(-1) * 2 + torch.diag_embed(delta.diagonal(dim1=-2, dim2=-1))
     stepped: Tensor = S - 0.5 * (S @ delta)
     return stepped
+
+
+def add_moments(a: Moment, b: Moment) -> Moment:
+    """The sum of two moments of one factor."""
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def _congruence(S: Tensor, variances: Tensor) -> Tensor:
+    """Sᵀ diag(variances) S."""
+    return (S.mT * variances.unsqueeze(-2)) @ S
 
 
 def _solve_rows(S: Tensor, X: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.operators.base import Operator
-from fishleg.operators.factors import Factor
+from fishleg.operators.factors import Factor, add_moments
 
 
 class Kronecker(Operator):
@@ -146,12 +146,12 @@ class Kronecker(Operator):
         n_out, n_in = self.shape
         G = self.whiten(H)
         damped = precision if self.log_d is None else (2 * self.log_d).exp() * precision
-        row_noise = torch.diag((damped @ self.R.gram_diag() / n_in).sqrt())
-        column_noise = torch.diag((damped.mT @ self.L.gram_diag() / n_out).sqrt())
+        row_noise = self.L.noise_moment(damped @ self.R.gram_diag() / n_in)
+        column_noise = self.R.noise_moment(damped.mT @ self.L.gram_diag() / n_out)
         rows = G.mT.reshape(-1, n_out) / (len(H) * n_in) ** 0.5
         columns = G.reshape(-1, n_in) / (len(H) * n_out) ** 0.5
-        M_L = self.L.moment(torch.cat([rows, self.L.apply_transpose(row_noise)]))
-        M_R = self.R.moment(torch.cat([columns, self.R.apply_transpose(column_noise)]))
+        M_L = add_moments(self.L.moment(rows), row_noise)
+        M_R = add_moments(self.R.moment(columns), column_noise)
         if self.log_d is not None:  # ∂/∂log d_i of the same objective is (Q F_γ)_ii − 1
             excess = (H * self.matvec(H)).mean(0) + precision * self.diag() - 1
             if mask is not None:

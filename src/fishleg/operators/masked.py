@@ -38,6 +38,14 @@ class Masked(Operator):
     def matvec(self, V: Tensor) -> Tensor:
         return self.mask * self.inner.matvec(self.mask * V)
 
+    def solve(self, V: Tensor) -> Tensor:
+        """The inverse on the kept parameters, where M Q M has one, and zero elsewhere."""
+        keep, flat = self.mask.flatten(), self._flatten(V)
+        kept = self.inner.dense()[keep][:, keep]
+        solved = torch.linalg.solve(kept, flat[..., keep].unsqueeze(-1)).squeeze(-1)
+        out = torch.zeros_like(flat).masked_scatter(keep.expand_as(flat), solved)
+        return out.reshape(V.shape)
+
     def diag(self) -> Tensor:
         return self.mask * self.inner.diag()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.operators.base import Operator
-from fishleg.operators.factors import Factor, FullFactor
+from fishleg.operators.factors import Factor, FullFactor, add_moments
 
 
 class Identity(Operator):
@@ -119,8 +119,8 @@ class Gram(Operator):
             if mask is not None:
                 H = H * mask.flatten()
                 precision = torch.where(mask.flatten(), precision, 1 / self.diag().flatten())
-            Y = torch.cat([H / len(H) ** 0.5, torch.diag(precision.sqrt())])
-            self.factor.natural_step_(self.factor.moment(self.factor.apply_transpose(Y)), eta)
+            curvature = self.factor.moment(self.factor.apply_transpose(H / len(H) ** 0.5))
+            self.factor.natural_step_(add_moments(curvature, self.factor.noise_moment(precision)), eta)
 
     @property
     def can_remove(self) -> bool:

@@ -1,0 +1,285 @@
+"""Other Qs: every rival of the learned inverse Fisher, as operators in the same InverseFisher.
+
+Each is one pass (or two) over batches, streamed: no matrix of all gradients is ever stored, except for
+M-FAC, which by definition keeps its m gradients. All use the true Fisher unless `empirical` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.auxiliary import Auxiliary, AuxiliaryOptions, AuxStats, cycle
+from fishleg.batches import Forward, batch_size, default_forward, slice_batch, targets_of
+from fishleg.fisher import fisher_product, frozen_statistics, mean_diagonal, sample_h, trainable
+from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
+from fishleg.kfac import kfac_factors
+from fishleg.layers import Layer, find_layers
+from fishleg.likelihoods import Likelihood, as_likelihood
+from fishleg.operators import BlockFactor, Diagonal, FullFactor, Gram, Kronecker, LowRank, Operator
+
+METHODS = ("fishleg", "magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac", "exact")
+EMPIRICAL = ("magnitude", "diagonal", "obert", "mfac")  # magnitude needs no Fisher at all
+
+
+def estimate(
+    method: str,
+    model: nn.Module,
+    loader: Iterable[Any],
+    likelihood: Likelihood | str = "categorical",
+    *,
+    gamma: float | None = None,
+    relative_damping: float = 0.1,
+    samples: int = 256,
+    sub_batch: int = 16,
+    empirical: bool = False,
+    block_size: int = 50,
+    structure: Structure = DEFAULT_STRUCTURE,
+    options: AuxiliaryOptions | None = None,
+    forward: Forward = default_forward,
+    generator: torch.Generator | None = None,
+    callback: Callable[[AuxStats], None] | None = None,
+) -> tuple[InverseFisher, float]:
+    """(Q, γ) by the named method from about `samples` gradients of `sub_batch` examples each.
+
+    fishleg learns Q; magnitude is Q = I; diagonal; obert is WoodFisher/oBERT (blocks of `block_size`);
+    mfac is M-FAC (low rank, per layer); kfac; ekfac; exact inverts each layer's dense Fisher.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if samples < 1 or sub_batch < 1:
+        raise ValueError(f"samples and sub_batch must be >= 1, got {samples} and {sub_batch}")
+    if gamma is not None and not gamma > 0:
+        raise ValueError(f"gamma must be > 0, got {gamma}")
+    if empirical and method not in EMPIRICAL:
+        raise ValueError(f"empirical needs one of the methods {', '.join(EMPIRICAL)}, got {method!r}")
+    likelihood = as_likelihood(likelihood)
+    generator = generator or torch.Generator().manual_seed(0)
+    layers = find_layers(model)
+    if method == "magnitude":
+        return InverseFisher.from_model(model, "identity"), gamma or 1.0
+    if method == "fishleg":
+        return _learned(
+            model, loader, likelihood, gamma, relative_damping, samples, sub_batch, structure,
+            options, forward, generator, callback,
+        )  # fmt: skip
+
+    def draw(count: int) -> Iterator[dict[str, Tensor]]:
+        """`count` vectors h, one at a time, packed by layer."""
+        for part in islice(sub_batches(loader, sub_batch), count):
+            if empirical:
+                h = _empirical_h(model, part, likelihood, forward)
+            else:
+                h = sample_h(model, part, likelihood, generator=generator, forward=forward)
+            yield {layer.name: layer.pack(h)[0] for layer in layers}
+
+    if gamma is None:
+        first = list(draw(min(samples, 32)))
+        stacked = {name: torch.stack([h[name] for h in first]) for name in first[0]}
+        gamma = relative_damping * mean_diagonal(stacked)
+        if not gamma > 0:
+            raise ValueError("cannot choose gamma: the Fisher matrix is zero on these batches; pass gamma")
+    build = {"diagonal": _diagonal, "obert": _blocks, "mfac": _low_rank}
+    if method in build:
+        operators = build[method](layers, draw(samples), gamma, block_size)
+    elif method == "exact":
+        operators = _exact(
+            model, layers, list(islice(sub_batches(loader, sub_batch), samples)), likelihood, gamma, forward
+        )
+    else:
+        batches = islice(sub_batches(loader, sub_batch), samples)
+        factors = kfac_factors(model, layers, batches, likelihood, forward=forward, generator=generator)
+        operators = _diagonal([x for x in layers if x.name not in factors], draw(samples), gamma, block_size)
+        for layer in layers:
+            if layer.name in factors:
+                operators[layer.name] = _kfac(*factors[layer.name], gamma)
+        if method == "ekfac":
+            for layer in layers:
+                if layer.name in factors:
+                    operators[layer.name] = _ekfac_basis(*factors[layer.name], gamma)
+            for t, h in enumerate(draw(samples)):
+                for name in factors:
+                    operators[name].natural_step_(h[name].unsqueeze(0), gamma, 1 / (t + 1))
+    inverse = InverseFisher(layers, operators)
+    return inverse, gamma
+
+
+def sub_batches(loader: Iterable[Any], size: int) -> Iterator[Any]:
+    """Pieces of `size` examples from a loader, for ever."""
+    for batch in cycle(loader):
+        total = batch_size(batch)
+        for start in range(0, max(total - size, 0) + 1, size):
+            yield slice_batch(batch, start, min(start + size, total))
+
+
+def _empirical_h(model: nn.Module, batch: Any, likelihood: Likelihood, forward: Forward) -> dict[str, Tensor]:
+    """√units · ∇ mean nll at the data's labels: the empirical Fisher of the published baselines."""
+    targets = targets_of(batch)
+    if targets is None:
+        raise ValueError("the empirical Fisher needs labels: the loader must yield (inputs, targets)")
+    parameters = trainable(model)
+    with frozen_statistics(model), torch.enable_grad():
+        f = forward(model, batch)
+        likelihood.check(f, targets)
+        valid = likelihood.valid(f, targets)
+        units = likelihood.units(f) if valid is None else int(valid.sum())
+        loss = likelihood.nll(f, targets) * units**0.5
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {
+        name: (torch.zeros_like(p) if g is None else g).unsqueeze(0)
+        for (name, p), g in zip(parameters.items(), gradients, strict=True)
+    }
+
+
+def _learned(
+    model: nn.Module,
+    loader: Iterable[Any],
+    likelihood: Likelihood,
+    gamma: float | None,
+    relative_damping: float,
+    samples: int,
+    sub_batch: int,
+    structure: Structure,
+    options: AuxiliaryOptions | None,
+    forward: Forward,
+    generator: torch.Generator,
+    callback: Callable[[AuxStats], None] | None,
+) -> tuple[InverseFisher, float]:
+    inverse = InverseFisher.from_model(model, structure)
+    groups = 4
+    steps = max(samples // groups, 4)
+    options = options or AuxiliaryOptions(groups=groups, warm_start=max(steps // 2, 2))
+    auxiliary = Auxiliary(
+        model, inverse, likelihood, gamma=gamma, relative_damping=relative_damping,
+        options=options, forward=forward, generator=generator,
+    )  # fmt: skip
+    auxiliary.learn(sub_batches(loader, groups * sub_batch), steps, min_steps=steps, callback=callback)
+    assert auxiliary.gamma is not None
+    return inverse, auxiliary.gamma
+
+
+def _diagonal(
+    layers: list[Layer], draws: Iterator[dict[str, Tensor]], gamma: float, block_size: int
+) -> dict[str, Operator]:
+    operators: dict[str, Operator] = {layer.name: Diagonal(layer.shape) for layer in layers}
+    if not layers:
+        return operators
+    for t, h in enumerate(draws):
+        for name, operator in operators.items():
+            operator.to(h[name].dtype).natural_step_(h[name].unsqueeze(0), gamma, 1 / (t + 1))
+    return operators
+
+
+def _blocks(
+    layers: list[Layer], draws: Iterator[dict[str, Tensor]], gamma: float, block_size: int
+) -> dict[str, Operator]:
+    """(γI + mean g gᵀ)⁻¹ within each block: what the Woodbury recursion of WoodFisher and oBERT yields."""
+    operators: dict[str, Operator] = {
+        layer.name: Gram(layer.shape, BlockFactor(torch.Size(layer.shape).numel(), block_size))
+        for layer in layers
+    }
+    moments: dict[str, Tensor] = {}
+    count = 0
+    for h in draws:
+        count += 1
+        for name, operator in operators.items():
+            assert isinstance(operator, Gram)
+            (moment,) = operator.factor.moment(h[name].reshape(1, -1))
+            moments[name] = moments[name].add_(moment) if name in moments else moment
+    for name, operator in operators.items():
+        assert isinstance(operator, Gram)
+        assert isinstance(operator.factor, BlockFactor)
+        damped = moments.pop(name).div_(count)
+        damped.diagonal(dim1=-2, dim2=-1).add_(gamma)
+        operator.to(damped.dtype)
+        with torch.no_grad():
+            operator.factor.matrix.copy_(_inverse_root(damped))
+    return operators
+
+
+def _low_rank(
+    layers: list[Layer], draws: Iterator[dict[str, Tensor]], gamma: float, block_size: int
+) -> dict[str, Operator]:
+    stored = list(draws)
+    return {
+        layer.name: LowRank(layer.shape, torch.stack([h[layer.name] for h in stored]), gamma)
+        for layer in layers
+    }
+
+
+def _exact(
+    model: nn.Module,
+    layers: list[Layer],
+    batches: list[Any],
+    likelihood: Likelihood,
+    gamma: float,
+    forward: Forward,
+) -> dict[str, Operator]:
+    operators: dict[str, Operator] = {}
+    for layer in layers:
+        n = torch.Size(layer.shape).numel()
+        if n > 4096:
+            raise ValueError(
+                f"method 'exact' needs layers of at most 4096 parameters, {layer.name!r} has {n}"
+            )
+        columns = []
+        for i in range(n):
+            unit = torch.zeros(n, dtype=next(model.parameters()).dtype)
+            unit[i] = 1
+            v = layer.unpack(unit.view(layer.shape))
+            column = sum(
+                layer.pack(fisher_product(model, b, likelihood, v, forward=forward)) for b in batches
+            )
+            assert torch.is_tensor(column)
+            columns.append(column.flatten() / len(batches))
+        F = torch.stack(columns)
+        factor = FullFactor(n)
+        operator = Gram(layer.shape, factor).to(F.dtype)
+        with torch.no_grad():
+            factor.matrix.copy_(_inverse_root(0.5 * (F + F.mT) + gamma * torch.eye(n, dtype=F.dtype)))
+        operators[layer.name] = operator
+    return operators
+
+
+def _kfac(output_side: Tensor, input_side: Tensor, gamma: float) -> Kronecker:
+    """(G + √γ/π)⁻¹ ⊗ (A + √γ·π)⁻¹ with π² the ratio of the factors' mean eigenvalues (Martens and Grosse)."""
+    operator = _full_kronecker(output_side, input_side, inner=False)
+    pi = float(((input_side.diagonal().mean()) / output_side.diagonal().mean().clamp(min=1e-30)).sqrt())
+    pi = min(max(pi, 1e-6), 1e6)
+    with torch.no_grad():
+        for factor, matrix, damping in (
+            (operator.L, output_side, gamma**0.5 / pi),
+            (operator.R, input_side, gamma**0.5 * pi),
+        ):
+            assert isinstance(factor, FullFactor)
+            factor.matrix.copy_(_inverse_root(matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype)))
+    return operator
+
+
+def _ekfac_basis(output_side: Tensor, input_side: Tensor, gamma: float) -> Kronecker:
+    operator = _full_kronecker(output_side, input_side, inner=True)
+    operator.eigenbasis_((output_side,), (input_side,), gamma)
+    return operator
+
+
+def _full_kronecker(output_side: Tensor, input_side: Tensor, *, inner: bool) -> Kronecker:
+    sides = FullFactor(len(output_side)), FullFactor(len(input_side))
+    return Kronecker(*sides, outer=False, inner=inner).to(output_side.dtype)
+
+
+def _inverse_root(matrix: Tensor) -> Tensor:
+    """matrix^(−½), symmetric, from the eigendecomposition: no failure on a nearly singular matrix.
+
+    Symmetry matters for a ragged last block: its padding stays apart from its weights.
+    """
+    values, vectors = torch.linalg.eigh(matrix.double())
+    top = values[..., -1:].clamp(min=1e-300)
+    root: Tensor = (vectors * values.clamp(min=top * 1e-14).rsqrt().unsqueeze(-2)) @ vectors.mT
+    return root.to(matrix.dtype)
+
+
+__all__ = ["METHODS", "estimate", "sub_batches"]

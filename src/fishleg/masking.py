@@ -1,0 +1,77 @@
+"""Masks under any optimizer, and normalisation statistics after surgery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fishleg.auxiliary import cycle
+from fishleg.batches import Forward, default_forward
+
+
+@torch.no_grad()
+def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Set every masked weight to exactly 0."""
+    for p, mask in _by_parameter(model, masks).items():
+        p.mul_(mask)
+
+
+def keep_zeros(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> RemovableHandle:
+    """After every step of any torch optimizer: masked weights, and their state, are exactly 0."""
+    by_parameter = _by_parameter(model, masks)
+
+    @torch.no_grad()
+    def enforce(optimizer: Optimizer, *_: Any) -> None:
+        for p, mask in by_parameter.items():
+            p.mul_(mask)
+            for value in optimizer.state.get(p, {}).values():
+                if torch.is_tensor(value) and value.shape == p.shape:
+                    value.mul_(mask)
+
+    enforce(optimizer)
+    return optimizer.register_step_post_hook(enforce)
+
+
+@torch.no_grad()
+def refresh_batchnorm(
+    model: nn.Module, loader: Iterable[Any], batches: int = 20, forward: Forward = default_forward
+) -> int:
+    """Re-estimate BatchNorm's running statistics on some batches; returns how many layers were refreshed.
+
+    Only layers that track statistics change, and in a model that is being trained only those in training
+    mode: a BatchNorm in eval mode there is frozen on purpose. Every module's mode is restored.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    norms = [norm for norm in norms if norm.training or not model.training]
+    if not norms or batches < 1:
+        return 0
+    modes = {module: module.training for module in model.modules()}
+    momenta = {norm: norm.momentum for norm in norms}
+    try:
+        model.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # cumulative average over the batches
+            norm.train()
+        for _, batch in zip(range(batches), cycle(loader), strict=False):
+            forward(model, batch)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for norm, momentum in momenta.items():
+            norm.momentum = momentum
+    return len(norms)
+
+
+def _by_parameter(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[nn.Parameter, Tensor]:
+    parameters = dict(model.named_parameters())
+    for name in masks:
+        if name not in parameters:
+            raise ValueError(f"mask for unknown parameter {name!r}")
+    return {parameters[name]: mask for name, mask in masks.items()}

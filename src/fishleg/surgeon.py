@@ -1,0 +1,280 @@
+"""The surgeon: Algorithm 1 of the paper, gradual and in training-free stages.
+
+estimate Q → score → select → compensate → refresh normalisation statistics → (fine-tune, refine Q) → again.
+The model is changed in place and stays the user's own class; masks live beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.auxiliary import AuxiliaryOptions
+from fishleg.baselines import METHODS, estimate
+from fishleg.batches import Forward, default_forward
+from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
+from fishleg.layers import Layer, find_layers
+from fishleg.likelihoods import Likelihood, as_likelihood
+from fishleg.masking import refresh_batchnorm
+from fishleg.obs import COMPENSATIONS, compensate, group_saliency, row_saliency, saliency
+from fishleg.patterns import Masks, Pattern, as_pattern
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PruneStep:
+    """What one pruning step did: asked and reached sparsity, and the predicted loss increase."""
+
+    target: float
+    sparsity: float
+    removed: int
+    predicted: float  # Σ over layers of the quadratic model's loss increase (KL to the model before)
+    gamma: float
+    per_layer: dict[str, float] = field(default_factory=dict)  # sparsity by weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurgeonOptions:
+    """How to prune. The defaults need no search."""
+
+    method: str = "fishleg"
+    pattern: Pattern | str = "global"
+    compensation: str = "joint"
+    include: Sequence[str] = ()  # regular expressions on parameter names; empty = every matrix
+    exclude: Sequence[str] = ()
+    floor: float = 0.02  # the least fraction of each weight that is kept: no layer is emptied
+    gamma: float | None = None  # damping; None = relative_damping × mean diag(F)
+    relative_damping: float = 0.1
+    samples: int = 256  # gradients per estimate of Q
+    sub_batch: int = 16  # examples per gradient
+    empirical: bool = False
+    block_size: int = 50
+    structure: Structure = DEFAULT_STRUCTURE
+    batchnorm_batches: int = 20  # refresh of BatchNorm statistics after pruning; 0 = never
+    auxiliary: AuxiliaryOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.compensation not in COMPENSATIONS:
+            raise ValueError(
+                f"compensation must be one of {', '.join(COMPENSATIONS)}, got {self.compensation!r}"
+            )
+        if not 0 <= self.floor < 1:
+            raise ValueError(f"floor must be in [0, 1), got {self.floor}")
+        if self.gamma is not None and not self.gamma > 0:
+            raise ValueError(f"gamma must be > 0, got {self.gamma}")
+        if not self.relative_damping > 0:
+            raise ValueError(f"relative_damping must be > 0, got {self.relative_damping}")
+        if self.batchnorm_batches < 0:
+            raise ValueError(f"batchnorm_batches must be >= 0, got {self.batchnorm_batches}")
+        as_pattern(self.pattern)
+
+
+class Surgeon:
+    """Prunes a model in place; call `prune(sparsity)` as often as the schedule has steps.
+
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    >>> surgeon = Surgeon(model, [torch.randn(64, 8) for _ in range(4)], exclude=["2.weight"])
+    >>> round(surgeon.prune(0.5).sparsity, 2)
+    0.5
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loader: Iterable[Any],
+        likelihood: Likelihood | str = "categorical",
+        *,
+        options: SurgeonOptions | None = None,
+        forward: Forward = default_forward,
+        generator: torch.Generator | None = None,
+        **overrides: Any,
+    ) -> None:
+        """`overrides` are fields of SurgeonOptions, for short: Surgeon(model, loader, pattern="2:4")."""
+        if options is not None and overrides:
+            raise ValueError(f"pass either options or keywords, got both ({', '.join(overrides)})")
+        self.options = options or SurgeonOptions(**overrides)
+        self.model, self.loader, self.forward = model, loader, forward
+        self.likelihood = as_likelihood(likelihood)
+        self.pattern = as_pattern(self.options.pattern)
+        self.generator = generator or torch.Generator().manual_seed(0)
+        self.inverse: InverseFisher | None = None
+        self.gamma = self.options.gamma
+        self.layers = {layer.weight: layer for layer in find_layers(model) if layer.is_matrix}
+        self.reasons = self._choose()
+        self.prunable = [name for name, reason in self.reasons.items() if reason is None]
+        if not self.prunable:
+            raise ValueError(f"nothing to prune:\n{self.table()}")
+        self.masks: Masks = {}
+        self.history: list[PruneStep] = []
+
+    def _choose(self) -> dict[str, str | None]:
+        """For every parameter, None if it will be pruned, else why not."""
+        reasons: dict[str, str | None] = {}
+        parameters = dict(self.model.named_parameters())
+        patterns = [*self.options.include, *self.options.exclude]
+        for expression in patterns:
+            if not any(re.search(expression, name) for name in parameters):
+                raise ValueError(f"{expression!r} matches no parameter; there are {', '.join(parameters)}")
+        last = list(self.layers)[-1] if self.layers else None
+        for name, parameter in parameters.items():
+            included = any(re.search(expression, name) for expression in self.options.include)
+            if not parameter.requires_grad:
+                reasons[name] = "frozen"
+            elif name not in self.layers:
+                reasons[name] = "not a weight matrix"
+            elif self.options.include and not included:
+                reasons[name] = "not included"
+            elif any(re.search(expression, name) for expression in self.options.exclude):
+                reasons[name] = "excluded"
+            elif self.pattern.whole_rows and name == last and not included:
+                reasons[name] = "rows of the output layer are the model's outputs (include it to prune them)"
+            else:
+                reasons[name] = self.pattern.unsuitable(tuple(parameter.shape))
+        return reasons
+
+    def table(self) -> str:
+        """For each parameter: its size, sparsity, and whether it is pruned or why not."""
+        rows = [f"{'parameter':<36} {'size':>10} {'zeros':>8}  pruned?"]
+        for name, parameter in self.model.named_parameters():
+            zeros = 1 - float((parameter != 0).float().mean()) if parameter.numel() else 0.0
+            rows.append(f"{name:<36} {parameter.numel():>10,} {zeros:>8.1%}  {self.reasons[name] or 'yes'}")
+        return "\n".join(rows)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of prunable weights (of rows, where whole rows go) that is removed."""
+        total = sum(self._counted(self._weight(name)).numel() for name in self.prunable)
+        kept = [self._counted(self.masks[name]) for name in self.prunable if name in self.masks]
+        return sum(int((~mask).sum()) for mask in kept) / total
+
+    def _counted(self, tensor: Tensor) -> Tensor:
+        """What sparsity counts: the entries of a weight, or one of each row."""
+        return tensor.flatten(1)[:, 0] if self.pattern.whole_rows else tensor
+
+    def estimate(self) -> InverseFisher:
+        """Estimate Q at the model as it is now."""
+        o = self.options
+        self.inverse, gamma = estimate(
+            o.method, self.model, self.loader, self.likelihood, gamma=self.gamma,
+            relative_damping=o.relative_damping, samples=o.samples, sub_batch=o.sub_batch,
+            empirical=o.empirical, block_size=o.block_size, structure=o.structure, options=o.auxiliary,
+            forward=self.forward, generator=self.generator,
+        )  # fmt: skip
+        if self.gamma is None:
+            self.gamma = gamma
+        return self.inverse
+
+    def prune(self, sparsity: float, *, inverse: InverseFisher | None = None) -> PruneStep:
+        """Prune to the given total sparsity with a fresh Q, or with the one that is passed."""
+        if not 0 < sparsity < 1:
+            raise ValueError(f"sparsity must be in (0, 1), got {sparsity}")
+        if sparsity <= self.sparsity:
+            raise ValueError(f"sparsity {sparsity} is not above the present {self.sparsity:.4f}")
+        q = inverse or self.estimate()
+        new = self.select(q, sparsity)
+        predicted = self._operate(q, new)
+        before, self.masks = self.masks, {**new, **self._bias_masks(new)}
+        if self.options.batchnorm_batches:
+            refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
+        step = PruneStep(
+            target=sparsity,
+            sparsity=self.sparsity,
+            removed=sum(int((before[n] & ~m if n in before else ~m).sum()) for n, m in new.items()),
+            predicted=predicted,
+            gamma=self.gamma or 0.0,
+            per_layer={name: float((~self.masks[name]).float().mean()) for name in self.prunable},
+        )
+        self.history.append(step)
+        return step
+
+    def select(self, q: InverseFisher, sparsity: float) -> Masks:
+        """Masks of the given sparsity from the scores of Q; removed weights stay removed."""
+        scores: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for name in self.prunable:
+                layer = self.layers[name]
+                scores[name] = self._score(layer, q)
+        masks = self.pattern.select(scores, sparsity, self.options.floor)
+        return {name: self._expand(name, mask) for name, mask in masks.items()}
+
+    def _score(self, layer: Layer, q: InverseFisher) -> Tensor:
+        """Scores in the shape that the pattern selects on; −inf for what is removed already."""
+        operator, name = q.unmasked(layer.name), layer.weight
+        packed = q.pack(dict(self.model.named_parameters()))[layer.name]
+        old = self.masks.get(name)
+        if self.pattern.whole_rows:
+            scores = row_saliency(packed, operator)
+            gone = None if old is None else ~old.flatten(1).any(1)
+        elif self.pattern.group_size:
+            n_out, n_in = self._weight(name).flatten(1).shape
+            index = torch.arange(n_in, device=packed.device) + packed.shape[1] * torch.arange(
+                n_out, device=packed.device
+            ).unsqueeze(1)
+            groups = index.view(-1, self.pattern.group_size)
+            scores = group_saliency(packed, operator, groups)
+            gone = None if old is None else ~old.view(-1, self.pattern.group_size).any(1)
+        else:
+            scores = layer.unpack(saliency(packed, operator))[name]
+            gone = None if old is None else ~old
+        if not bool(torch.isfinite(scores).all()):
+            raise ValueError(f"non-finite saliency in {name!r}")
+        return scores if gone is None else scores.masked_fill(gone, -torch.inf)
+
+    def _expand(self, name: str, mask: Tensor) -> Tensor:
+        """A mask on scores → a mask on the weight."""
+        weight = self._weight(name)
+        if self.pattern.whole_rows:
+            return mask.view(-1, *[1] * (weight.dim() - 1)).expand_as(weight).clone()
+        if self.pattern.group_size:
+            return mask.unsqueeze(-1).expand(-1, self.pattern.group_size).reshape(weight.shape)
+        return mask
+
+    @torch.no_grad()
+    def _operate(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> float:
+        """Delete and compensate in every layer; returns the predicted loss increase."""
+        predicted = 0.0
+        parameters = dict(self.model.named_parameters())
+        for name, mask in masks.items():
+            layer = self.layers[name]
+            w = q.pack(parameters)[layer.name]
+            keep = {part: torch.ones_like(parameters[part], dtype=torch.bool) for part in layer.names}
+            keep.update(self._bias_masks({name: mask}))
+            keep[name] = mask
+            result = compensate(w, q.unmasked(layer.name), ~layer.pack(keep), self.options.compensation)
+            predicted += result.predicted
+            for part, value in layer.unpack(w + result.delta).items():
+                parameters[part].copy_(value)
+        return predicted
+
+    def _bias_masks(self, masks: Mapping[str, Tensor]) -> Masks:
+        """A removed row takes its bias along."""
+        if not self.pattern.whole_rows:
+            return {}
+        biases = {name: self.layers[name].bias for name in masks}
+        return {bias: masks[name].flatten(1).any(1) for name, bias in biases.items() if bias}
+
+    def _weight(self, name: str) -> Tensor:
+        return dict(self.model.named_parameters())[name]
+
+    def staged(
+        self, sparsities: Sequence[float], callback: Callable[[PruneStep], None] | None = None
+    ) -> list[PruneStep]:
+        """Training-free pruning in stages: estimate, prune and compensate again at each sparsity."""
+        steps = []
+        for sparsity in sparsities:
+            steps.append(self.prune(sparsity))
+            if callback is not None:
+                callback(steps[-1])
+        return steps
+
+
+__all__ = ["PruneStep", "Surgeon", "SurgeonOptions"]

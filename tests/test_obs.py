@@ -1,0 +1,261 @@
+"""Saliency and compensation against dense and brute-force solutions of the same constrained problem."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_makers import MAKERS, Dims, make
+from torch import Tensor
+
+from fishleg.obs import compensate, group_saliency, row_saliency, saliency, solve_removed
+from fishleg.operators import Diagonal, FullFactor, Gram, Kronecker, Operator
+
+STRUCTURES = [
+    "dense-only",
+    "identity",
+    "diagonal",
+    "gram-full",
+    "gram-triangular",
+    "gram-block",
+    "low-rank",
+    "kronecker-(full*full)",
+    "kronecker-D(full*full)",
+    "kronecker-(full*full)E",
+    "kronecker-D(full*full)E",
+    "kronecker-D(block*triangular)E",
+    "kronecker-D(diagonal*split+bias)E",
+]
+KRONECKER = [name for name in MAKERS if name.startswith("kronecker")]
+COUPLED = [name for name in STRUCTURES if name not in ("identity", "diagonal")]
+PRECISE = {"iterations": 500, "tolerance": 1e-12}
+small = st.builds(
+    Dims, st.integers(1, 3), st.integers(1, 2), st.just(1), st.integers(1, 4), st.integers(0, 999)
+)
+
+
+def problem(name: str, d: Dims, fraction: float = 0.5) -> tuple[Tensor, Operator, Tensor]:
+    """Random weights, a random Q, and a random non-empty set of removed weights."""
+    q = make(name, d).requires_grad_(False)
+    generator = torch.Generator().manual_seed(d.seed + 1)
+    w = torch.randn(q.shape, generator=generator)
+    removed = torch.rand(q.shape, generator=generator) < fraction
+    removed.view(-1)[int(torch.randint(q.n, (1,), generator=generator))] = True
+    return w, q, removed
+
+
+def brute_force(
+    w: Tensor, Q: Tensor, removed: Tensor, gradient: Tensor | None = None
+) -> tuple[Tensor, float]:
+    """argmin and min of gᵀδ + ½ δᵀQ⁻¹δ subject to δ_P = −w_P, by its KKT system."""
+    n, P = len(Q), removed.flatten().nonzero().flatten()
+    H, E = torch.linalg.inv(Q), torch.eye(n)[:, P]
+    g = torch.zeros(n) if gradient is None else gradient.flatten()
+    system = torch.cat([torch.cat([H, E], 1), torch.cat([E.T, torch.zeros(len(P), len(P))], 1)])
+    delta = torch.linalg.solve(system, torch.cat([-g, -w.flatten()[P]]))[:n]
+    return delta.view(w.shape), float(g @ delta + 0.5 * delta @ H @ delta)
+
+
+def increase(q: Operator, delta: Tensor) -> float:
+    return 0.5 * float(delta.flatten() @ torch.linalg.inv(q.dense()) @ delta.flatten())
+
+
+# --- scores -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@settings(max_examples=5)
+@given(small)
+def test_saliency_is_the_constrained_minimum(name: str, d: Dims) -> None:
+    w, q, _ = problem(name, d)
+    scores = saliency(w, q).flatten()
+    for i in range(q.n):
+        single = (torch.arange(q.n) == i).view(q.shape)
+        assert float(scores[i]) == pytest.approx(brute_force(w, q.dense(), single)[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_group_saliency_is_the_constrained_minimum(name: str) -> None:
+    w, q, _ = problem(name, Dims(3, 2, 2, 3, 5))
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.stack([torch.randperm(q.n, generator=generator)[:3] for _ in range(5)])
+    scores = group_saliency(w, q, groups)
+    for group, score in zip(groups, scores, strict=True):
+        chosen = torch.zeros(q.n, dtype=torch.bool).index_fill(0, group, True).view(q.shape)
+        assert float(score) == pytest.approx(brute_force(w, q.dense(), chosen)[1], rel=1e-9)
+
+
+def test_group_saliency_beyond_one_chunk() -> None:
+    w, q = torch.randn(10_000, 2), Diagonal((10_000, 2))
+    groups = torch.arange(20_000).view(-1, 2)
+    torch.testing.assert_close(group_saliency(w, q, groups), 0.5 * w.square().sum(1))
+
+
+@pytest.mark.parametrize("name", [*KRONECKER, "gram-full", "low-rank", "diagonal"])
+def test_row_saliency_is_the_constrained_minimum(name: str) -> None:
+    w, q, _ = problem(name, Dims(3, 2, 2, 3, 7))
+    scores = row_saliency(w, q)
+    assert scores.shape == (3,)
+    for row, score in enumerate(scores):
+        chosen = torch.zeros(q.shape, dtype=torch.bool)
+        chosen[row] = True
+        assert float(score) == pytest.approx(brute_force(w, q.dense(), chosen)[1], rel=1e-9)
+
+
+# --- compensation -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@settings(max_examples=8)
+@given(small, st.floats(0.0, 1.0))
+def test_joint_is_the_constrained_minimum(name: str, d: Dims, fraction: float) -> None:
+    w, q, removed = problem(name, d, fraction)
+    result = compensate(w, q, removed, **PRECISE)
+    Q, P = q.dense(), removed.flatten()
+    formula = -Q[:, P] @ torch.linalg.solve(Q[P][:, P], w.flatten()[P])
+    expected, least = brute_force(w, Q, removed)
+    torch.testing.assert_close(result.delta.flatten(), formula, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(result.delta, expected, rtol=1e-7, atol=1e-9)
+    assert result.predicted == pytest.approx(least, rel=1e-8)
+    assert result.predicted == pytest.approx(increase(q, result.delta), rel=1e-8)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@settings(max_examples=5)
+@given(small)
+def test_joint_with_a_gradient(name: str, d: Dims) -> None:
+    """The gradient adds gᵀδ to what is minimised, and to the prediction."""
+    w, q, removed = problem(name, d)
+    gradient = torch.randn(w.shape, generator=torch.Generator().manual_seed(d.seed + 2))
+    result = compensate(w, q, removed, gradient=gradient, **PRECISE)
+    expected, least = brute_force(w, q.dense(), removed, gradient)
+    torch.testing.assert_close(result.delta, expected, rtol=1e-7, atol=1e-9)
+    assert result.predicted == pytest.approx(least, rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@settings(max_examples=8)
+@given(small, st.floats(0.0, 1.0))
+def test_better_compensation_is_never_worse(name: str, d: Dims, fraction: float) -> None:
+    w, q, removed = problem(name, d, fraction)
+    results = {
+        method: compensate(w, q, removed, method) for method in ("joint", "independent", "none", "sum")
+    }
+    predicted = {method: result.predicted for method, result in results.items()}
+    slack = 1 + 1e-6
+    assert predicted["joint"] <= predicted["independent"] * slack
+    assert predicted["independent"] <= predicted["none"] * slack
+    assert predicted["independent"] <= predicted["sum"] * slack
+    for method, result in results.items():
+        assert result.predicted == pytest.approx(increase(q, result.delta), rel=1e-6), method
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_independent_for_one_weight_is_optimal_brain_surgeon(name: str) -> None:
+    w, q, _ = problem(name, Dims(2, 3, 1, 4, 3))
+    Q = q.dense()
+    for i in range(q.n):
+        single = (torch.arange(q.n) == i).view(q.shape)
+        expected = (-w.flatten()[i] / Q[i, i] * Q[i]).view(q.shape)
+        for method in ("independent", "sum"):
+            result = compensate(w, q, single, method)
+            torch.testing.assert_close(result.delta, expected)
+            assert result.predicted == pytest.approx(float(saliency(w, q).flatten()[i]))
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_sum_is_the_published_sum(name: str) -> None:
+    w, q, removed = problem(name, Dims(3, 2, 2, 3, 11))
+    Q, flat = q.dense(), w.flatten()
+    expected = -sum(flat[i] / Q[i, i] * Q[i] for i in removed.flatten().nonzero().flatten())
+    expected = torch.where(removed, -w, expected.view(w.shape))
+    torch.testing.assert_close(compensate(w, q, removed, "sum").delta, expected)
+
+
+def test_independent_is_the_best_length_of_the_sum() -> None:
+    """Strongly coupled weights: the published sum overshoots, and its best length is in between."""
+    factor = FullFactor(6)
+    with torch.no_grad():
+        factor.matrix.copy_(torch.linalg.cholesky(torch.full((6, 6), 0.9) + 0.1 * torch.eye(6)))
+    q = Gram((2, 3), factor).requires_grad_(False)
+    w, removed = torch.ones(2, 3), torch.tensor([[True, True, True], [True, False, False]])
+    none, whole = (compensate(w, q, removed, method).delta for method in ("none", "sum"))
+    lengths = torch.linspace(0, 1, 2001)
+    losses = [increase(q, none + s * (whole - none)) for s in lengths]
+    best = float(lengths[min(range(len(losses)), key=losses.__getitem__)])
+    assert 0.1 < best < 0.9
+    found = compensate(w, q, removed, "independent")
+    torch.testing.assert_close(found.delta, none + best * (whole - none), atol=1e-3, rtol=0.0)
+    assert found.predicted <= min(losses) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("method", ["joint", "independent", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_removed_weights_are_exactly_zero(method: str, dtype: torch.dtype) -> None:
+    q = make("kronecker-D(full*full)E", Dims(6, 7, 1, 2, 1)).to(dtype).requires_grad_(False)
+    w, removed = torch.randn(6, 7, dtype=dtype), torch.rand(6, 7) < 0.6
+    after = w + compensate(w, q, removed, method).delta
+    assert after.dtype == dtype
+    assert torch.equal(after[removed], torch.zeros(int(removed.sum()), dtype=dtype))
+    moved = not torch.equal(after[~removed], w[~removed])
+    assert moved is (method != "none")
+
+
+@pytest.mark.parametrize("method", ["joint", "independent", "sum", "none"])
+def test_nothing_removed_and_everything_removed(method: str) -> None:
+    w, q, _ = problem("kronecker-D(full*full)E", Dims(3, 2, 2, 3, 2))
+    nothing = compensate(w, q, torch.zeros_like(w, dtype=torch.bool), method)
+    assert not nothing.delta.any()
+    assert nothing.predicted == 0
+    everything = compensate(w, q, torch.ones_like(w, dtype=torch.bool), method, **PRECISE)
+    assert torch.equal(everything.delta, -w)
+    assert everything.predicted == pytest.approx(increase(q, w), rel=1e-8)
+
+
+def test_solve_removed_stops_at_its_tolerance() -> None:
+    w, q, removed = problem("gram-full", Dims(3, 3, 3, 3, 4))
+    Q, P = q.dense(), removed.flatten()
+    target = torch.where(removed, w, torch.zeros_like(w))
+    exact = torch.linalg.solve(Q[P][:, P], w.flatten()[P])
+    errors = []
+    for tolerance in (1e-1, 1e-4, 1e-10):
+        x = solve_removed(q, removed, target, tolerance=tolerance)
+        assert not x[~removed].any()
+        errors.append(float((x[removed] - exact).norm() / exact.norm()))
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[1] < 1e-3
+    assert errors[2] < 1e-8
+    jacobi = solve_removed(q, removed, target, iterations=0)
+    torch.testing.assert_close(jacobi, target / q.diag())
+
+
+def test_solve_inverts_the_product() -> None:
+    """What predictions rest on: Q⁻¹(Qv) = v, also for a Kronecker Q with ragged blocks and all diagonals."""
+    for name in ("kronecker-D(block*split+bias)E", "gram-block", "low-rank", "identity"):
+        q = make(name, Dims(3, 2, 3, 4, 8)).requires_grad_(False)
+        v = torch.randn(2, *q.shape)
+        torch.testing.assert_close(q.solve(q.matvec(v)), v)
+        torch.testing.assert_close(q.solve(v).flatten(1), v.flatten(1) @ torch.linalg.inv(q.dense()))
+
+
+IDENTITY = Kronecker(FullFactor(2), FullFactor(2)).requires_grad_(False)
+ALL = torch.ones(2, 2, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: compensate(torch.ones(2, 2), IDENTITY, ALL, "both"),
+            "one of joint, independent, sum, none, got 'both'",
+        ),
+        (
+            lambda: compensate(torch.ones(2, 2), IDENTITY, ALL, "sum", gradient=torch.ones(2, 2)),
+            "a gradient needs compensation='joint', got 'sum'",
+        ),
+    ],
+)
+def test_errors(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,256 @@
+"""The surgeon on a small trained convolutional network: exact counts and zeros, lasting accuracy."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from oracles import identical
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fishleg.baselines import METHODS
+from fishleg.inverse import InverseFisher
+from fishleg.surgeon import Surgeon
+from fishleg.workloads.data import Batches, split_digits
+from fishleg.workloads.models import DigitsNet
+
+WEIGHTS = {"conv1.weight": 72, "conv2.weight": 1152, "conv3.weight": 4608, "linear.weight": 320}
+QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 8, "batchnorm_batches": 2}
+
+
+@pytest.fixture(scope="module")
+def trained() -> DigitsNet:
+    """Trained in float32, whatever the default type of the tests is."""
+    torch.manual_seed(0)
+    images, labels, _, _ = split_digits()
+    model = DigitsNet(8).float()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    batches = Batches(images, labels, 64, normalized=False)
+    for _ in range(5):
+        for x, y in batches:
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture
+def model(trained: DigitsNet) -> DigitsNet:
+    return copy.deepcopy(trained)
+
+
+@pytest.fixture(scope="module")
+def loader() -> list[Tensor]:
+    """Images without labels."""
+    images, _, _, _ = split_digits()
+    return list(images[:640].split(64))
+
+
+def accuracy(model: nn.Module) -> float:
+    _, _, images, labels = split_digits()
+    with torch.no_grad():
+        return float((model(images).argmax(1) == labels).double().mean())
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def inputs() -> list[Tensor]:
+    return [torch.randn(32, 6) for _ in range(3)]
+
+
+# --- counts and zeros ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "exact"])
+def test_every_method_removes_exactly_what_was_asked(method: str, model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, method=method, **QUICK)
+    step = surgeon.prune(0.6)
+    total, count = sum(WEIGHTS.values()), round(0.6 * sum(WEIGHTS.values()))
+    assert step.removed == sum(int((~mask).sum()) for mask in surgeon.masks.values()) == count
+    assert step.sparsity == surgeon.sparsity == count / total
+    assert step.target == 0.6
+    assert step.predicted > 0
+    parameters = dict(model.named_parameters())
+    for name, mask in surgeon.masks.items():
+        assert torch.equal(parameters[name] == 0, ~mask)
+        assert step.per_layer[name] == pytest.approx(1 - float(mask.double().mean()), rel=1e-6)
+    assert set(surgeon.masks) == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("compensation", ["joint", "independent", "sum", "none"])
+def test_exact_method_and_every_compensation(compensation: str) -> None:
+    model = mlp()
+    before = state(model)
+    surgeon = Surgeon(model, inputs(), method="exact", compensation=compensation, samples=2)
+    surgeon.prune(0.5)
+    zeros = sum(int((p == 0).sum()) for p in model.parameters())
+    assert zeros == round(0.5 * (72 + 96 + 24))
+    kept = surgeon.masks["2.weight"]
+    assert torch.equal(model[2].weight[kept], before["2.weight"][kept]) is (compensation == "none")
+    assert torch.equal(model[2].bias, before["2.bias"]) is (compensation == "none")
+
+
+def test_better_compensation_predicts_less_for_the_same_q(model: DigitsNet, loader: Any) -> None:
+    q = Surgeon(model, loader, **QUICK).estimate()
+    predicted = []
+    for compensation in ("joint", "independent", "none"):
+        surgeon = Surgeon(copy.deepcopy(model), loader, compensation=compensation)
+        predicted.append(surgeon.prune(0.7, inverse=q).predicted)
+    assert predicted[0] < predicted[1] < predicted[2]
+
+
+def test_the_given_q_decides(model: DigitsNet, loader: Any) -> None:
+    """With Q = I the surgeon removes the smallest weights and moves nothing else."""
+    before = state(model)
+    surgeon = Surgeon(model, loader, floor=0.0)
+    surgeon.prune(0.5, inverse=InverseFisher.from_model(model, "identity"))
+    magnitudes = torch.cat([before[name].abs().flatten() for name in WEIGHTS])
+    threshold = magnitudes.sort().values[round(0.5 * len(magnitudes)) - 1]
+    for name, mask in surgeon.masks.items():
+        assert torch.equal(mask, before[name].abs() > threshold)
+        assert torch.equal(model.get_parameter(name), before[name] * mask)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reached"),
+    [("global", 3076), ("layer", 3076), ("2:4", 3040), ("block:4", 3040), ("rows", None)],
+)
+def test_every_pattern_in_stages(pattern: str, reached: int | None, model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, pattern=pattern, **QUICK)
+    seen: list[dict[str, Tensor]] = []
+
+    def check(_: object) -> None:
+        for name, mask in surgeon.masks.items():
+            assert not bool(model.get_parameter(name)[~mask].any())
+            assert not seen or not bool((mask & ~seen[-1][name]).any())
+        seen.append(surgeon.masks)
+
+    steps = surgeon.staged([0.2, 0.5], check)
+    assert steps == surgeon.history
+    assert len(seen) == 2
+    assert steps[0].gamma == steps[1].gamma > 0
+    if pattern == "rows":
+        rows = [mask.flatten(1) for mask in surgeon.masks.values()]
+        assert all(torch.equal(row.any(1), row.all(1)) for row in rows)
+        assert sum(int((~row.any(1)).sum()) for row in rows) == round(0.5 * (8 + 16 + 32))
+        assert sum(step.removed for step in steps) == sum(int((~row).sum()) for row in rows)
+        return
+    assert sum(int((~mask).sum()) for mask in surgeon.masks.values()) == reached
+    for name, mask in surgeon.masks.items():
+        if pattern == "layer":
+            assert int(mask.sum()) == mask.numel() // 2
+        elif pattern == "2:4":
+            assert bool((mask.movedim(1, -1).reshape(-1, 4).sum(1) == 2).all()), name
+        elif pattern == "block:4":
+            assert set(mask.reshape(-1, 4).sum(1).tolist()) <= {0, 4}
+
+
+def test_rows_take_their_bias_along() -> None:
+    model = mlp()
+    surgeon = Surgeon(model, inputs(), pattern="rows", samples=8)
+    surgeon.prune(0.5)
+    assert "output layer" in str(surgeon.reasons["4.weight"])
+    gone = [~surgeon.masks[f"{i}.weight"].any(1) for i in (0, 2)]
+    assert int(torch.cat(gone).sum()) == 10
+    for i, rows in zip((0, 2), gone, strict=True):
+        assert torch.equal(model[i].bias == 0, rows)
+        assert torch.equal(surgeon.masks[f"{i}.bias"], ~rows)
+    included = Surgeon(mlp(), inputs(), pattern="rows", include=[r"4\.weight"])
+    assert included.prunable == ["4.weight"]
+
+
+def test_rows_of_unequal_length_are_counted_as_rows() -> None:
+    """Ten long rows go first: most of the weights, but a quarter of the rows, so that there is more to go."""
+    model = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 10), nn.ReLU(), nn.Linear(10, 3))
+    nn.init.normal_(model[2].weight, std=1e-3)
+    surgeon = Surgeon(model, [torch.randn(8, 4)], method="magnitude", pattern="rows")
+    first, second = surgeon.staged([0.2, 0.5])
+    assert (first.sparsity, second.sparsity) == (0.2, 0.5)
+    assert first.removed == 8 * 30
+    assert first.removed + second.removed == sum(int((~surgeon.masks[f"{i}.weight"]).sum()) for i in (0, 2))
+
+
+def test_no_layer_is_emptied(model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, method="magnitude", floor=0.05)
+    surgeon.prune(0.94)
+    for name, mask in surgeon.masks.items():
+        assert int(mask.sum()) >= math.ceil(0.05 * WEIGHTS[name])
+
+
+def test_revived_weights_are_removed_again(model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, **QUICK)
+    surgeon.prune(0.4)
+    old = surgeon.masks
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    surgeon.prune(0.6)
+    assert all(not bool(model.get_parameter(name)[~mask].any()) for name, mask in old.items())
+
+
+# --- accuracy -----------------------------------------------------------------------------------------------
+
+
+def test_learned_q_in_stages_beats_magnitude(trained: DigitsNet, loader: Any) -> None:
+    magnitude, learned = copy.deepcopy(trained), copy.deepcopy(trained)
+    Surgeon(magnitude, loader, method="magnitude").prune(0.8)
+    Surgeon(learned, loader, samples=128).staged([0.4, 0.65, 0.8])
+    assert accuracy(trained) > 0.95
+    assert accuracy(learned) > accuracy(trained) - 0.04
+    assert accuracy(learned) > accuracy(magnitude) + 0.05
+
+
+# --- what must not change -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_only_weights_their_biases_and_statistics_change(
+    training: bool, model: DigitsNet, loader: Any
+) -> None:
+    model.train(training)
+    model.bn1.eval()
+    model.conv2.weight.requires_grad_(False)
+    modes = [module.training for module in model.modules()]
+    before = state(model)
+    surgeon = Surgeon(model, loader, **QUICK)
+    surgeon.prune(0.5)
+    assert [module.training for module in model.modules()] == modes
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    norms = ("bn2", "bn3") if training else ("bn1", "bn2", "bn3")
+    statistics = {f"{n}.{p}" for n in norms for p in ("running_mean", "running_var", "num_batches_tracked")}
+    assert changed == {"conv1.weight", "conv3.weight", "linear.weight", "linear.bias"} | statistics
+    assert surgeon.reasons["conv2.weight"] == "frozen"
+
+
+def test_batchnorm_refresh_can_be_left_out(model: DigitsNet, loader: Any) -> None:
+    before = model.bn3.running_mean.clone()
+    Surgeon(model, loader, method="magnitude", batchnorm_batches=0).prune(0.5)
+    assert torch.equal(model.bn3.running_mean, before)
+
+
+def test_result_loads_into_a_plain_copy(model: DigitsNet, loader: Any) -> None:
+    Surgeon(model, loader, **QUICK).prune(0.5)
+    plain = DigitsNet(8).float().eval()
+    plain.load_state_dict(model.state_dict())
+    assert type(model) is DigitsNet
+    assert torch.equal(plain(loader[0]), model(loader[0]))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_same_seed_same_result(trained: DigitsNet, loader: Any) -> None:
+    results = []
+    for seed in (1, 1, 2):
+        model, generator = copy.deepcopy(trained), torch.Generator().manual_seed(seed)
+        surgeon = Surgeon(model, loader, generator=generator, **QUICK)
+        surgeon.staged([0.3, 0.6])
+        results.append((state(model), surgeon.masks, [step.predicted for step in surgeon.history]))
+    assert identical(results[0], results[1])
+    assert not identical(results[0], results[2])

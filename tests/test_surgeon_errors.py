@@ -1,0 +1,85 @@
+"""What the surgeon prunes and what it refuses, with reasons."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from oracles import identical
+from torch import Tensor, nn
+
+from fishleg.surgeon import Surgeon, SurgeonOptions
+from fishleg.workloads.models import DigitsNet
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def images() -> list[Tensor]:
+    return [torch.rand(16, 1, 8, 8)]
+
+
+def test_include_exclude_and_the_table() -> None:
+    model = DigitsNet(8)
+    surgeon = Surgeon(model, images(), include=["conv"], exclude=["^conv1"], method="magnitude")
+    assert surgeon.prunable == ["conv2.weight", "conv3.weight"]
+    surgeon.prune(0.5)
+    assert set(surgeon.masks) == set(surgeon.prunable)
+    lines = {line.split()[0]: line for line in surgeon.table().splitlines()}
+    assert lines["parameter"].endswith("pruned?")
+    assert lines["conv1.weight"].endswith(" 72     0.0%  excluded")
+    assert lines["conv3.weight"].endswith("  yes")
+    assert f"{surgeon.history[0].per_layer['conv3.weight']:.1%}" in lines["conv3.weight"]
+    assert lines["bn1.weight"].endswith("not a weight matrix")
+    assert lines["linear.weight"].endswith("not included")
+    assert "1 inputs are not a multiple of 4" in Surgeon(model, images(), pattern="2:4").table()
+
+
+def test_sparsity_must_rise() -> None:
+    surgeon = Surgeon(DigitsNet(8), images(), method="magnitude")
+    surgeon.prune(0.5)
+    for sparsity in (0.5, 0.3):
+        with pytest.raises(ValueError, match=f"sparsity {sparsity} is not above the present 0.5000"):
+            surgeon.prune(sparsity)
+    with pytest.raises(ValueError, match=r"sparsity must be in \(0, 1\), got 1.0"):
+        surgeon.prune(1.0)
+    assert len(surgeon.history) == 1
+
+
+def test_impossible_sparsity_leaves_the_model_alone() -> None:
+    model = DigitsNet(8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"cannot remove .* at most 0.5000 is possible"):
+        Surgeon(model, images(), method="magnitude", pattern="2:4").prune(0.7)
+    assert identical(dict(model.state_dict()), before)
+
+
+def with_nan() -> nn.Sequential:
+    model = mlp()
+    nn.init.constant_(model[2].weight, math.nan)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Surgeon(mlp(), [], include=["conv"]), "'conv' matches no parameter; there are 0.weight, "),
+        (lambda: Surgeon(mlp(), [], exclude=["wieght"]), "'wieght' matches no parameter"),
+        (lambda: Surgeon(mlp(), [], include=["bias"]), "nothing to prune:\n(.|\n)*not a weight matrix"),
+        (lambda: Surgeon(mlp(), [], pattern="5:7"), "nothing to prune:\n(.|\n)*6 inputs are not a multiple"),
+        (lambda: Surgeon(mlp(), [], options=SurgeonOptions(), floor=0.1), r"got both \(floor\)"),
+        (lambda: Surgeon(mlp(), []).prune(0.5), "the loader is empty"),
+        (lambda: Surgeon(with_nan(), [], method="magnitude").prune(0.5), "saliency in '2.weight'"),
+        (lambda: SurgeonOptions(method="hessian"), "method must be one of .*, got 'hessian'"),
+        (lambda: SurgeonOptions(compensation="both"), "compensation must be one of .*, got 'both'"),
+        (lambda: SurgeonOptions(floor=1.0), r"floor must be in \[0, 1\), got 1.0"),
+        (lambda: SurgeonOptions(gamma=0.0), "gamma must be > 0, got 0.0"),
+        (lambda: SurgeonOptions(relative_damping=-1.0), "relative_damping must be > 0, got -1.0"),
+        (lambda: SurgeonOptions(batchnorm_batches=-1), "batchnorm_batches must be >= 0, got -1"),
+        (lambda: SurgeonOptions(pattern="diagonal"), "pattern must be .*, got 'diagonal'"),
+    ],
+)
+def test_errors(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
