@@ -141,12 +141,7 @@ class Auxiliary:
         self._warm: dict[str, _WarmStart] = {
             name: _WarmStart(inverse.unmasked(name), self.options) for name in inverse.layers
         }
-        self._adam = torch.optim.Adam(
-            [p for p in inverse.parameters() if p.requires_grad] or [nn.Parameter(torch.zeros(1))],
-            lr=self.options.lr,
-            betas=self.options.betas,
-            fused=True,
-        )
+        self._adam = self._make_adam()
 
     def step(self, batch: Any, *, lr_factor: float = 1.0) -> AuxStats:
         """One update of λ from the inputs of one batch. Raises before anything is changed."""
@@ -214,6 +209,30 @@ class Auxiliary:
         self._smoothed = _Smoothed(**state["smoothed"])
         for name, warm in self._warm.items():
             warm.load_state_dict(state["warm"][name])
+
+    def _make_adam(self) -> torch.optim.Adam:
+        """Adam on the part of λ that it moves: not E² where that is averaged, and the bases slowly.
+
+        The noise of a gradient turns a k×k basis by about √k times Adam's step, hence lr/√k.
+        """
+        factors: dict[nn.Parameter, float] = {}
+        for warm in self._warm.values():
+            if warm.follows and isinstance(warm.operator, Kronecker):
+                for side in (warm.operator.L, warm.operator.R):
+                    factors.update((p, p.shape[-1] ** -0.5) for p in side.parameters() if p.dim() > 1)
+                if warm.operator.log_e is not None:
+                    factors[warm.operator.log_e] = 0.0
+        groups: dict[float, list[nn.Parameter]] = {}
+        for p in self.inverse.parameters():
+            if p.requires_grad and factors.get(p, 1.0) > 0:
+                groups.setdefault(factors.get(p, 1.0), []).append(p)
+        return torch.optim.Adam(
+            [{"params": group, "factor": factor} for factor, group in groups.items()]
+            or [{"params": [nn.Parameter(torch.zeros(1))], "factor": 1.0}],
+            lr=self.options.lr,
+            betas=self.options.betas,
+            fused=True,
+        )
 
     def _sub_batch(self, batch: Any) -> Any:
         """The next `sub_batch` examples, where the model is; repeated steps on one batch see all of it."""
@@ -327,7 +346,7 @@ class Auxiliary:
     def _adam_step(self, loss: Tensor, lr_factor: float) -> None:
         if not loss.requires_grad:  # every Q is fixed: there is nothing to learn
             return
-        parameters = self._adam.param_groups[0]["params"]
+        parameters = [p for group in self._adam.param_groups for p in group["params"]]
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         norms = torch._foreach_norm([g for g in gradients if g is not None])
         if not bool(torch.stack([norm.double() for norm in norms]).isfinite().all()):
@@ -337,7 +356,8 @@ class Auxiliary:
                 # the fused kernel reads memory, not strides: this gradient would be taken transposed
                 gradient = torch.empty_like(parameter).copy_(gradient)
             parameter.grad = gradient
-        self._adam.param_groups[0]["lr"] = self.options.lr * lr_factor
+        for group in self._adam.param_groups:
+            group["lr"] = self.options.lr * lr_factor * group["factor"]
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
 
@@ -345,7 +365,8 @@ class Auxiliary:
 class _WarmStart:
     """The Adam-free part of one layer's learning.
 
-    - D(L⊗R)E²(L⊗R)ᵀD: running second moments give the eigenbases, then E² follows by averaging (EKFAC).
+    - D(L⊗R)E²(L⊗R)ᵀD: second moments give the eigenbases (EKFAC's start); from then on E² is averaged for
+      good while Adam refines the rest.
     - other Kronecker forms: natural steps with η = 4/(t+8).
     - diagonal, block and full Q: natural steps for good; their optimum is the auxiliary loss's own.
     """
@@ -360,12 +381,12 @@ class _WarmStart:
 
     @property
     def follows(self) -> bool:
-        """Whether E² goes on following a moving Fisher by averaging, beside Adam's refinement."""
-        return self.has_inner and self.options.eta_floor > 0 and self.options.estimator == "auto"
+        """Whether E² is averaged for good, and Adam refines the rest."""
+        return self.has_inner and self.options.estimator == "auto"
 
     @property
     def basis_steps(self) -> int:
-        return self.options.warm_start // 2 if self.has_inner and self.options.estimator == "auto" else 0
+        return self.options.warm_start if self.has_inner and self.options.estimator == "auto" else 0
 
     @property
     def done(self) -> bool:

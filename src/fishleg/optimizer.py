@@ -23,7 +23,7 @@ from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
 
 # What suits a moving model: few examples a step, a quick warm start, BatchNorm as the training step sees it.
-ONLINE = AuxiliaryOptions(sub_batch=16, warm_start=40, eta_floor=0.05, batch_statistics=True)
+ONLINE = AuxiliaryOptions(sub_batch=16, warm_start=20, eta_floor=0.05, batch_statistics=True)
 
 
 class FishLeg(Optimizer):
