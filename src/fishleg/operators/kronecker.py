@@ -80,8 +80,15 @@ class Kronecker(Operator):
         if D is not None or E2 is None:
             return self._diag(D, E2).sum()
         # Without D only the lengths of the columns of L and R matter: Σ_ab e²_ab ‖l_a‖² ‖r_b‖²
-        rows, columns = (side.apply_(side.ones(), torch.square, True) for side in (self.L, self.R))
+        rows, columns = self._column_norms()
         return rows @ E2 @ columns
+
+    def _column_norms(self) -> tuple[Tensor, Tensor]:
+        """The squared lengths ‖l_a‖² and ‖r_b‖² of the columns of L and R."""
+        return (
+            self.L.apply_(self.L.ones(), torch.square, True),
+            self.R.apply_(self.R.ones(), torch.square, True),
+        )
 
     def frobenius_sq(self) -> Tensor:
         if self.log_e is not None:
@@ -130,14 +137,20 @@ class Kronecker(Operator):
                 H = H * mask
                 precision = torch.where(mask, precision, 1 / self.diag())
             if self.log_e is not None:
-                self._natural_step_inner_(H, precision, eta, self.log_e)
+                self._natural_step_inner_(H, precision, eta, self.log_e, uniform=mask is None)
             else:
                 self._natural_step_sides_(H, precision, eta, mask)
 
-    def _natural_step_inner_(self, H: Tensor, precision: Tensor, eta: float, log_e: Tensor) -> None:
+    def _natural_step_inner_(
+        self, H: Tensor, precision: Tensor, eta: float, log_e: Tensor, *, uniform: bool
+    ) -> None:
         """1/e² ← (1−η)/e² + η E[G²], G the samples in the basis L ⊗ R: EKFAC's eigenvalues, streamed."""
-        d2 = 1.0 if self.log_d is None else (2 * self.log_d).exp()
-        noise = self.R.apply_(self.L.apply_((d2 * precision).mT, torch.square, True).mT, torch.square, True)
+        if self.log_d is None and uniform:
+            noise = precision[0, 0] * torch.outer(*self._column_norms())
+        else:
+            d2 = 1.0 if self.log_d is None else (2 * self.log_d).exp()
+            rows = self.L.apply_((d2 * precision).mT, torch.square, True).mT
+            noise = self.R.apply_(rows, torch.square, True)
         ratio = (2 * log_e).exp() * (self.whiten(H).square().mean(0) + noise)  # 1 at the fixed point
         log_e.sub_(0.5 * torch.log((1 - eta) + eta * ratio))
 
