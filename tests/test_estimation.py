@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fishleg import AuxiliaryOptions
+from fishleg import Auxiliary, AuxiliaryOptions, Categorical, InverseFisher
 
 _path = Path(__file__).parent.parent / "experiments" / "toys.py"
 _spec = importlib.util.spec_from_file_location("toys", _path)
@@ -90,3 +90,18 @@ def test_nearest_kronecker_product_recovers_a_kronecker_product():
     A, B = (torch.randn(k, k, generator=generator, dtype=torch.float64) for k in (5, 20))
     F = torch.kron(A @ A.mT + torch.eye(5), B @ B.mT + torch.eye(20))
     torch.testing.assert_close(toys.approximate_then_invert(F, "kronecker"), torch.linalg.inv(F))
+
+
+def test_the_inner_diagonal_goes_on_being_averaged_beside_adam():
+    model, generator = torch.nn.Linear(6, 4).double(), torch.Generator().manual_seed(0)
+    inverse = InverseFisher.from_model(model, "eigen-kronecker")
+    options = AuxiliaryOptions(warm_start=5)
+    auxiliary = Auxiliary(model, inverse, Categorical(), gamma=0.1, options=options, generator=generator)
+    for _ in range(8):
+        auxiliary.step(torch.randn(16, 6, generator=generator, dtype=torch.float64))
+    before = {name: p.detach().clone() for name, p in inverse.operator("weight").named_parameters()}
+    auxiliary.step(torch.randn(16, 6, generator=generator, dtype=torch.float64), lr_factor=0.0)
+    moved = {
+        name for name, p in inverse.operator("weight").named_parameters() if not torch.equal(p, before[name])
+    }
+    assert moved == {"log_e"}
