@@ -25,7 +25,6 @@ RESULTS = Path(__file__).parent / "results"
 # One knob each, the same number of trials each. FishLeg's is its trust region; its learning rate stays at the
 # default.
 KNOBS = {"SGD": "lr", "Adam": "lr", "FishLeg k=10": "max_kl", "FishLeg k=1": "max_kl"}
-KL = (0.01, 0.03, 0.1)
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Task:
 def digits_task() -> Task:
     x, _, _, _ = split_digits()
     x = x.flatten(1)
-    trials = {"SGD": (0.03, 0.1, 0.3), "Adam": (0.01, 0.03, 0.1), "FishLeg k=10": KL, "FishLeg k=1": KL}
+    kl = (0.03, 0.1, 0.3)
+    trials = {"SGD": (0.03, 0.1, 0.3), "Adam": (0.01, 0.03, 0.1), "FishLeg k=10": kl, "FishLeg k=1": kl}
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         return _forever(Batches(x, x, 128, normalized=False))
@@ -61,7 +61,7 @@ def cifar_task() -> Task:
         Categorical(),
         150,
         10,
-        {"SGD": (0.01, 0.03, 0.1), "Adam": (1e-3, 3e-3, 1e-2), "FishLeg k=10": KL},
+        {"SGD": (0.003, 0.01, 0.03), "Adam": (3e-4, 1e-3, 3e-3), "FishLeg k=10": (0.001, 0.003, 0.01)},
     )
 
 

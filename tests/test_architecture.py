@@ -16,12 +16,14 @@ ROOT = Path(fishleg.__file__).parent
 ROOMS: tuple[set[str], ...] = (
     {"operators", "likelihoods", "layers", "batches"},
     {"fisher"},
-    {"inverse", "kfac"},
+    {"inverse", "kfac", "warmstart"},
     {"auxiliary"},
     {"optimizer"},
     {"patterns", "masking"},
     {"obs", "baselines"},
+    {"correction"},
     {"surgeon"},
+    {"gradual"},
     {"workloads"},  # data and models for the edges
 )
 # Edges may use the public names and every room; nothing uses them.

@@ -18,7 +18,7 @@ from oracles import (
 from torch import Tensor, nn
 
 from fishleg import Auxiliary, AuxiliaryOptions, Gaussian, InverseFisher
-from fishleg.auxiliary import ESTIMATORS
+from fishleg.warmstart import ESTIMATORS
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -227,3 +227,31 @@ def test_resume_is_bit_exact(estimator: str, cut: int, tmp_path: Path) -> None:
     assert [second.step(batches[i % 3]) for i in range(cut, cut + 20)] == statistics[cut:]
     assert identical(second.inverse.state_dict(), whole.inverse.state_dict())
     assert identical(second.state_dict(), whole.state_dict())
+
+
+def test_layers_take_turns_with_adam() -> None:
+    """With refine_every=2 each step moves the bases of every other layer, and E² of all."""
+    auxiliary = make("ekfac", warm_start=3, refine_every=2)
+    for _ in range(4):  # warm start; in the first step after it every layer has its turn
+        auxiliary.step(X)
+    moved = []
+    for _ in range(4):
+        before = {name: p.detach().clone() for name, p in auxiliary.inverse.named_parameters()}
+        stats = auxiliary.step(X)
+        assert math.isfinite(stats.gauge)
+        changed = {n for n, p in auxiliary.inverse.named_parameters() if not torch.equal(p, before[n])}
+        assert sum("log_e" in name for name in changed) == 2
+        moved.append({name.split(".")[1] for name in changed if name.endswith("matrix")})
+    assert moved[0] == moved[2] != moved[1] == moved[3]
+    assert all(len(layers) == 1 for layers in moved)
+
+
+def test_reconfigured_learning_goes_on() -> None:
+    auxiliary = make("ekfac", warm_start=3)
+    for _ in range(4):
+        auxiliary.step(X)
+    auxiliary.reconfigure(groups=2, eta_floor=0.5)
+    assert auxiliary.step(X).step == 5
+    assert auxiliary.warm
+    with pytest.raises(ValueError, match="refine_every must be >= 1, got 0"):
+        auxiliary.reconfigure(refine_every=0)

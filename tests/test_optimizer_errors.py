@@ -201,3 +201,21 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
 def test_copies_go_through_the_state() -> None:
     with pytest.raises(TypeError, match="load this one's state_dict"):
         copy.deepcopy(FishLeg(nn.Linear(4, 3)))
+
+
+def test_a_step_that_overflows_takes_the_auxiliary_step_back() -> None:
+    model, optimizer = trained()
+    backward(model, optimizer, 1e200)
+    refused(model, optimizer, r"the step Q g is not finite \(gᵀQg = inf\); nothing was changed")
+
+
+def test_an_auxiliary_step_without_a_single_label_is_left_out() -> None:
+    """The examples that the auxiliary step would use are all ignored: the weights step, Q stays."""
+    model, optimizer = trained()
+    auxiliary = copy.deepcopy(optimizer.auxiliary.state_dict())
+    weights = copy.deepcopy(model.state_dict())
+    backward(model, optimizer)
+    optimizer.step(batch=(X, torch.full_like(Y, -100)))
+    assert identical(optimizer.auxiliary.state_dict(), auxiliary)
+    assert not identical(model.state_dict(), weights)
+    assert optimizer.steps == 3

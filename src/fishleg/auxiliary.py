@@ -14,58 +14,19 @@ Tr(Q), which tends to 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fishleg.batches import Forward, batch_size, default_forward, move_batch, slice_batch
+from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch, slice_batch
 from fishleg.fisher import fisher_product, mean_diagonal, sample_h, sampled_product
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood, as_likelihood
-from fishleg.operators import Kronecker, Operator
-
-ESTIMATORS = ("auto", "natural", "trace", "probe")
-Probe = Callable[[torch.Generator], dict[str, Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuxiliaryOptions:
-    """How Q is learned. The defaults need no tuning; the rest reproduces the paper and its variants."""
-
-    estimator: str = "auto"
-    lr: float = 3e-3  # Adam's, for `trace` and `probe`
-    betas: tuple[float, float] = (0.9, 0.99)
-    groups: int = 1  # independent h's per batch
-    sub_batch: int | None = None  # examples of each batch to use; None = all
-    warm_start: int = 60  # steps of the warm start (`auto`)
-    eta_floor: float = 0.0  # smallest natural step, > 0 to follow a moving Fisher
-    probe: str | Probe = "isotropic"  # or "gradient", or a function that draws u
-    precondition: bool = False  # P = Q instead of P = I (`probe`)
-    exact_products: bool = True  # exact F·v rather than sampled (`probe`)
-    vectorize: bool = False  # all groups in one vmapped pass
-    batch_statistics: bool = False  # BatchNorm by the batch, as in training, instead of running statistics
-    smoothing: float = 0.9
-
-    def __post_init__(self) -> None:
-        if self.estimator not in ESTIMATORS:
-            raise ValueError(f"estimator must be one of {', '.join(ESTIMATORS)}, got {self.estimator!r}")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be > 0, got {self.lr}")
-        if self.groups < 1:
-            raise ValueError(f"groups must be >= 1, got {self.groups}")
-        if self.sub_batch is not None and self.sub_batch < self.groups:
-            raise ValueError(f"sub_batch must be >= groups = {self.groups}, got {self.sub_batch}")
-        if self.warm_start < 2:
-            raise ValueError(f"warm_start must be >= 2, got {self.warm_start}")
-        if not 0 <= self.eta_floor <= 1:
-            raise ValueError(f"eta_floor must be in [0, 1], got {self.eta_floor}")
-        if isinstance(self.probe, str) and self.probe not in ("isotropic", "gradient"):
-            raise ValueError(f"probe must be 'isotropic', 'gradient' or a function, got {self.probe!r}")
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing must be in [0, 1), got {self.smoothing}")
+from fishleg.operators import Kronecker
+from fishleg.warmstart import AuxiliaryOptions, WarmStart
 
 
 @dataclass(frozen=True)
@@ -138,9 +99,10 @@ class Auxiliary:
             learned = any(p.requires_grad for p in operator.parameters())
             if self.options.estimator == "natural" and learned and not operator.has_natural_step:
                 raise ValueError(f"{type(operator).__name__} has no natural step; use estimator='trace'")
-        self._warm: dict[str, _WarmStart] = {
-            name: _WarmStart(inverse.unmasked(name), self.options) for name in inverse.layers
+        self._warm: dict[str, WarmStart] = {
+            name: WarmStart(inverse.unmasked(name), self.options) for name in inverse.layers
         }
+        self._terms: dict[str, Tensor] = {}
         self._adam = self._make_adam()
 
     def step(self, batch: Any, *, lr_factor: float = 1.0) -> AuxStats:
@@ -185,6 +147,12 @@ class Auxiliary:
         assert stats is not None
         return stats
 
+    def reconfigure(self, **changes: Any) -> None:
+        """Go on with other options, say small batches and a floor under η once the model moves."""
+        self.options = replace(self.options, **changes)
+        for warm in self._warm.values():
+            warm.options = self.options
+
     @property
     def warm(self) -> bool:
         """Whether every layer is past its warm start."""
@@ -198,6 +166,7 @@ class Auxiliary:
             "adam": self._adam.state_dict(),
             "generator": self.generator.get_state(),
             "smoothed": dict(vars(self._smoothed)),
+            "terms": dict(self._terms),
             "warm": {name: warm.state_dict() for name, warm in self._warm.items()},
         }
 
@@ -207,6 +176,7 @@ class Auxiliary:
         self._adam.load_state_dict(state["adam"])
         self.generator.set_state(state["generator"])
         self._smoothed = _Smoothed(**state["smoothed"])
+        self._terms = dict(state["terms"])
         for name, warm in self._warm.items():
             warm.load_state_dict(state["warm"][name])
 
@@ -270,11 +240,15 @@ class Auxiliary:
         packed = self.inverse.pack(samples)
         if not packed:
             raise ValueError("no layer of Q is trainable: all were frozen after Q was built")
-        quads, traces, losses = [], [], []
+        losses = []
         natural: list[str] = []
-        for name, H in packed.items():
+        terms: dict[str, Tensor] = {}  # by layer: Tr(QF_γQ), Tr(Q)
+        for i, (name, H) in enumerate(packed.items()):
             operator = self.inverse.operator(name)
             by_adam = self._uses_adam(name)
+            if by_adam and self._warm[name].follows and not self._takes_turn(i, name):
+                natural.append(name)
+                continue
             with torch.set_grad_enabled(by_adam):
                 z = torch.randn(H.shape, generator=self.generator, dtype=H.dtype).to(H.device)
                 quad, trace = operator.loss_terms(H + gamma**0.5 * z)
@@ -283,14 +257,19 @@ class Auxiliary:
                 losses.append(0.5 * quad - trace)
             if not by_adam or self._warm[name].follows:
                 natural.append(name)
-            quads.append(quad.detach())
-            traces.append(trace.detach())
+            terms[name] = torch.stack([quad.detach(), trace.detach()]).double()
         if losses:
             self._adam_step(torch.stack(losses).sum(), lr_factor)
         self.gamma = gamma
         for name in natural:
             self._warm[name].step(packed[name], gamma, self.inverse.mask(name))
-        return float(torch.stack(quads).double().sum()), float(torch.stack(traces).double().sum())
+        self._terms.update(terms)
+        quad, trace = torch.stack([self._terms[name] for name in packed]).sum(0).tolist()
+        return quad, trace
+
+    def _takes_turn(self, i: int, name: str) -> bool:
+        """Whether Adam refines layer i at this step; until then its last share of the gauge stands."""
+        return (self.steps + i) % self.options.refine_every == 0 or name not in self._terms
 
     def _uses_adam(self, name: str) -> bool:
         if self.options.estimator == "trace":
@@ -360,96 +339,3 @@ class Auxiliary:
             group["lr"] = self.options.lr * lr_factor * group["factor"]
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
-
-
-class _WarmStart:
-    """The Adam-free part of one layer's learning.
-
-    - D(L⊗R)E²(L⊗R)ᵀD: second moments give the eigenbases (EKFAC's start); from then on E² is averaged for
-      good while Adam refines the rest.
-    - other Kronecker forms: natural steps with η = 4/(t+8).
-    - diagonal, block and full Q: natural steps for good; their optimum is the auxiliary loss's own.
-    """
-
-    def __init__(self, operator: Operator, options: AuxiliaryOptions) -> None:
-        self.operator, self.options = operator, options
-        self.has_inner = isinstance(operator, Kronecker) and operator.log_e is not None
-        self.natural_forever = operator.has_natural_step and not isinstance(operator, Kronecker)
-        self.count = 0
-        self.moments: list[Tensor] | None = None
-        self.samples = 0
-
-    @property
-    def follows(self) -> bool:
-        """Whether E² is averaged for good, and Adam refines the rest."""
-        return self.has_inner and self.options.estimator == "auto"
-
-    @property
-    def basis_steps(self) -> int:
-        return self.options.warm_start if self.has_inner and self.options.estimator == "auto" else 0
-
-    @property
-    def done(self) -> bool:
-        return not self.operator.has_natural_step or self.count >= self.options.warm_start
-
-    def step(self, H: Tensor, gamma: float, mask: Tensor | None) -> None:
-        """One step from samples H [g, *shape]."""
-        if self.count == 0 and not self.options.eta_floor:
-            self._rescale(H, gamma, mask)
-        if self.count < self.basis_steps:
-            assert isinstance(self.operator, Kronecker)
-            self._basis_step(self.operator, H if mask is None else H * mask, gamma)
-        else:
-            self.operator.natural_step_(H, gamma, self._eta(), mask)
-        self.count += 1
-
-    def _eta(self) -> float:
-        t = self.count - self.basis_steps
-        if self.has_inner:  # the eigenvalues that the bases suggest count as a few samples
-            eta = 1 / (t + 4)
-        elif isinstance(self.operator, Kronecker):
-            eta = 4 / (t + 8)
-        else:
-            eta = 1.5 / (t + 6)
-        return min(1.0, max(eta, self.options.eta_floor))
-
-    def _rescale(self, H: Tensor, gamma: float, mask: Tensor | None) -> None:
-        """Start from the multiple of I with Tr(QF_γ) = n, whatever the initial scale was."""
-        kept = self.operator.n if mask is None else int(mask.sum())
-        energy = float((H if mask is None else H * mask).double().square().sum()) / len(H)
-        self.operator.set_scale_(1 / (energy / max(kept, 1) + gamma))
-
-    def _basis_step(self, operator: Kronecker, H: Tensor, gamma: float) -> None:
-        n_out, n_in = operator.shape
-        left = operator.L.moment(H.mT.reshape(-1, n_out))
-        right = operator.R.moment(H.reshape(-1, n_in))
-        new = [*left, *right]
-        self.samples += len(H)
-        self.moments = (
-            new if self.moments is None else [a + b for a, b in zip(self.moments, new, strict=True)]
-        )
-        if self.count + 1 == self.basis_steps:
-            mean = [moment / self.samples for moment in self.moments]
-            operator.eigenbasis_(tuple(mean[: len(left)]), tuple(mean[len(left) :]), gamma)
-            self.moments = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "samples": self.samples, "moments": self.moments}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count, self.samples, self.moments = state["count"], state["samples"], state["moments"]
-
-
-def cycle(loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches for ever, one epoch after another; an empty loader is an error."""
-    epoch = 0
-    while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty and epoch:
-            raise ValueError("the loader ran out: it is an iterator; pass one that can be iterated again")
-        if empty:
-            raise ValueError("the loader is empty: it yielded no batch")
-        epoch += 1

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fishleg.auxiliary import Auxiliary, AuxiliaryOptions, AuxStats, cycle
-from fishleg.batches import Forward, batch_size, default_forward, slice_batch, targets_of
+from fishleg.auxiliary import Auxiliary, AuxStats
+from fishleg.batches import Forward, batch_size, cycle, default_forward, slice_batch, targets_of
 from fishleg.fisher import fisher_product, frozen_statistics, mean_diagonal, sample_h, trainable
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.kfac import kfac_factors
 from fishleg.layers import Layer, find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.operators import BlockFactor, Diagonal, FullFactor, Gram, Kronecker, LowRank, Operator
+from fishleg.warmstart import AuxiliaryOptions
 
 METHODS = ("fishleg", "magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac", "exact")
 EMPIRICAL = ("magnitude", "diagonal", "obert", "mfac")  # magnitude needs no Fisher at all
@@ -63,10 +64,13 @@ def estimate(
     if method == "magnitude":
         return InverseFisher.from_model(model, "identity"), gamma or 1.0
     if method == "fishleg":
-        return _learned(
-            model, loader, likelihood, gamma, relative_damping, samples, sub_batch, structure,
-            options, forward, generator, callback,
+        auxiliary = learner(
+            model, loader, likelihood, gamma=gamma, relative_damping=relative_damping, samples=samples,
+            sub_batch=sub_batch, structure=structure, options=options, forward=forward,
+            generator=generator, callback=callback,
         )  # fmt: skip
+        assert auxiliary.gamma is not None
+        return auxiliary.inverse, auxiliary.gamma
 
     def draw(count: int) -> Iterator[dict[str, Tensor]]:
         """`count` vectors h, one at a time, packed by layer."""
@@ -135,20 +139,22 @@ def _empirical_h(model: nn.Module, batch: Any, likelihood: Likelihood, forward: 
     }
 
 
-def _learned(
+def learner(
     model: nn.Module,
     loader: Iterable[Any],
-    likelihood: Likelihood,
-    gamma: float | None,
-    relative_damping: float,
-    samples: int,
-    sub_batch: int,
-    structure: Structure,
-    options: AuxiliaryOptions | None,
-    forward: Forward,
-    generator: torch.Generator,
-    callback: Callable[[AuxStats], None] | None,
-) -> tuple[InverseFisher, float]:
+    likelihood: Likelihood | str = "categorical",
+    *,
+    gamma: float | None = None,
+    relative_damping: float = 0.1,
+    samples: int = 256,
+    sub_batch: int = 16,
+    structure: Structure = DEFAULT_STRUCTURE,
+    options: AuxiliaryOptions | None = None,
+    forward: Forward = default_forward,
+    generator: torch.Generator | None = None,
+    callback: Callable[[AuxStats], None] | None = None,
+) -> Auxiliary:
+    """A Q learned from about `samples` gradients, with the learning that can go on refining it."""
     inverse = InverseFisher.from_model(model, structure)
     groups = 4
     steps = max(samples // groups, 4)
@@ -158,8 +164,7 @@ def _learned(
         options=options, forward=forward, generator=generator,
     )  # fmt: skip
     auxiliary.learn(sub_batches(loader, groups * sub_batch), steps, min_steps=steps, callback=callback)
-    assert auxiliary.gamma is not None
-    return inverse, auxiliary.gamma
+    return auxiliary
 
 
 def _diagonal(
@@ -282,4 +287,4 @@ def _inverse_root(matrix: Tensor) -> Tensor:
     return root.to(matrix.dtype)
 
 
-__all__ = ["METHODS", "estimate", "sub_batches"]
+__all__ = ["METHODS", "estimate", "learner", "sub_batches"]

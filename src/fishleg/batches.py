@@ -7,7 +7,7 @@ find ignored positions; the true Fisher never reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -111,3 +111,18 @@ def _tensors(value: Any) -> list[Tensor]:
 
     map_tensors(value, collect)
     return found
+
+
+def cycle(loader: Iterable[Any]) -> Iterator[Any]:
+    """Batches for ever, one epoch after another; an empty loader is an error."""
+    epoch = 0
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty and epoch:
+            raise ValueError("the loader ran out: it is an iterator; pass one that can be iterated again")
+        if empty:
+            raise ValueError("the loader is empty: it yielded no batch")
+        epoch += 1

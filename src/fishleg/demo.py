@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg.auxiliary import Auxiliary, AuxiliaryOptions, AuxStats
+from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.inverse import InverseFisher
 from fishleg.optimizer import FishLeg
 from fishleg.patterns import schedule
 from fishleg.surgeon import Surgeon
+from fishleg.warmstart import AuxiliaryOptions
 from fishleg.workloads.data import Batches, split_digits
 from fishleg.workloads.models import DigitsNet
 

@@ -65,6 +65,10 @@ def _plain_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+class AllIgnoredError(ValueError):
+    """A batch without a single position that counts: there is nothing to learn from it."""
+
+
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The trainable parameters by name, shared ones once."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -123,7 +127,7 @@ def _counted(likelihood: Likelihood, f: Tensor, batch: Any) -> tuple[Tensor | No
     if valid is None:
         return None, likelihood.units(f)
     if not bool(valid.any()):
-        raise ValueError("every position of the batch is ignored (targets are all ignore_index)")
+        raise AllIgnoredError("every position of the batch is ignored (targets are all ignore_index)")
     return valid.unsqueeze(getattr(likelihood, "class_dim", -1)).to(f.dtype), int(valid.sum())
 
 

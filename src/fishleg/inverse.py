@@ -126,7 +126,7 @@ class InverseFisher(nn.Module):
         for name, layer in self.layers.items():
             if all(part in tensors for part in layer.names):
                 value = layer.pack(tensors)
-                packed[name] = value.to(self._reference(name).dtype) if value.is_floating_point() else value
+                packed[name] = value.to(self.reference(name).dtype) if value.is_floating_point() else value
         return packed
 
     def unpack(self, packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -209,10 +209,10 @@ class InverseFisher(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InverseFisher:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._masks = {name: mask.to(self._reference(name).device) for name, mask in self._masks.items()}
+        self._masks = {name: mask.to(self.reference(name).device) for name, mask in self._masks.items()}
         return self
 
-    def _reference(self, name: str) -> Tensor:
+    def reference(self, name: str) -> Tensor:
         """A tensor of the layer's Q block, for its dtype and device."""
         operator = self.unmasked(name)
         tensors = chain(operator.parameters(), operator.buffers())

@@ -42,6 +42,16 @@ class Likelihood(ABC):
             "define output_fisher(f, t), or use sampled products (AuxiliaryOptions(exact_products=False))"
         )
 
+    def divergence(self, f: Tensor, reference: Tensor, valid: Tensor | None = None) -> Tensor:
+        """KL(p(y|reference) ‖ p(y|f)), mean over the units that count (`valid`, None = all).
+
+        The distance that the Fisher matrix measures to second order, and the loss of distillation.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no divergence; define divergence(f, reference, valid), "
+            "which distillation and the measured loss of a pruning step need"
+        )
+
     def units(self, f: Tensor) -> int:
         """How many independent predictions f holds."""
         return max(f[..., 0].numel(), 1)
@@ -92,6 +102,11 @@ class Categorical(Likelihood):
     def output_fisher(self, f: Tensor, t: Tensor) -> Tensor:
         p = f.detach().softmax(self.class_dim)
         return p * (t - (p * t).sum(self.class_dim, keepdim=True))
+
+    def divergence(self, f: Tensor, reference: Tensor, valid: Tensor | None = None) -> Tensor:
+        log_p = reference.log_softmax(self.class_dim)
+        kl = (log_p.exp() * (log_p - f.log_softmax(self.class_dim))).sum(self.class_dim)
+        return _mean_over(kl, valid)
 
     def units(self, f: Tensor) -> int:
         return f.numel() // f.shape[self.class_dim]
@@ -160,6 +175,12 @@ class Gaussian(Likelihood):
     def output_fisher(self, f: Tensor, t: Tensor) -> Tensor:
         return self._root_fisher(f).square() * t
 
+    def divergence(self, f: Tensor, reference: Tensor, valid: Tensor | None = None) -> Tensor:
+        (mean, log_sigma), (mean_0, log_sigma_0) = map(self._mean_and_log_sigma, (f, reference))
+        scaled = ((mean - mean_0) * (-log_sigma).exp()).square()
+        kl = log_sigma - log_sigma_0 + 0.5 * ((2 * (log_sigma_0 - log_sigma)).exp() + scaled - 1)
+        return _mean_over(kl.sum(-1), valid)
+
     def _root_fisher(self, f: Tensor) -> Tensor:
         mean, log_sigma = self._mean_and_log_sigma(f.detach())
         precision = (-log_sigma.detach()).exp()
@@ -194,6 +215,12 @@ class Bernoulli(Likelihood):
         p = f.detach().sigmoid()
         return p * (1 - p) * t
 
+    def divergence(self, f: Tensor, reference: Tensor, valid: Tensor | None = None) -> Tensor:
+        p = reference.sigmoid()
+        log_ratio_1 = functional.logsigmoid(reference) - functional.logsigmoid(f)
+        log_ratio_0 = functional.logsigmoid(-reference) - functional.logsigmoid(-f)
+        return _mean_over((p * log_ratio_1 + (1 - p) * log_ratio_0).sum(-1), valid)
+
     def check(self, f: Tensor, y: Tensor | None) -> None:
         super().check(f, y)
         if y is None:
@@ -221,6 +248,10 @@ def as_likelihood(likelihood: Likelihood | str) -> Likelihood:
             f"likelihood must be a Likelihood or one of {sorted(LIKELIHOODS)}, got {likelihood!r}"
         )
     return LIKELIHOODS[likelihood]()
+
+
+def _mean_over(values: Tensor, valid: Tensor | None) -> Tensor:
+    return values.mean() if valid is None else (values * valid).sum() / valid.sum().clamp(min=1)
 
 
 def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:

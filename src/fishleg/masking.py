@@ -11,8 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fishleg.auxiliary import cycle
-from fishleg.batches import Forward, default_forward
+from fishleg.batches import Forward, cycle, default_forward
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fishleg.operators import Kronecker, Operator
+from fishleg.operators import Kronecker, Masked, Operator
 
 COMPENSATIONS = ("joint", "independent", "sum", "none")
 
@@ -93,7 +93,7 @@ def compensate(
         step = -q.matvec(w_P / q.diag().clamp(min=torch.finfo(w.dtype).tiny))
         step = torch.where(removed, torch.zeros_like(step), step)
         if method == "independent":
-            curvature = q.solve(step)
+            curvature = _inverse_times(q, step)
             scale = float((w_P * curvature).sum() / (step * curvature).sum().clamp(min=1e-38))
             step = step * min(max(scale, 0.0), 1.0)
         delta = step - w_P
@@ -127,4 +127,11 @@ def solve_removed(
 
 
 def _quadratic(q: Operator, delta: Tensor) -> float:
-    return 0.5 * float((delta * q.solve(delta)).sum())
+    return 0.5 * float((delta * _inverse_times(q, delta)).sum())
+
+
+def _inverse_times(q: Operator, v: Tensor) -> Tensor:
+    """Q⁻¹ v; for M Q M its inverse on what is kept, without forming it."""
+    if isinstance(q, Masked):
+        return solve_removed(q.inner, q.mask, v, iterations=200, tolerance=1e-5)
+    return q.solve(v)

@@ -7,23 +7,30 @@ inputs of the model's last training call, so an ordinary loop needs no change be
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fishleg.auxiliary import Auxiliary, AuxiliaryOptions, AuxStats
+from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.batches import Forward, default_forward, map_tensors, output_tensor, targets_of
-from fishleg.fisher import first_non_finite
+from fishleg.fisher import AllIgnoredError
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
+from fishleg.warmstart import AuxiliaryOptions
 
+logger = logging.getLogger(__name__)
+
+# A gradient this large might overflow in Q g; then the auxiliary step before it can be undone.
+_HUGE = 1e8
 # What suits a moving model: few examples a step, a quick warm start, BatchNorm as the training step sees it.
-ONLINE = AuxiliaryOptions(sub_batch=16, warm_start=20, eta_floor=0.05, batch_statistics=True)
+ONLINE = AuxiliaryOptions(sub_batch=16, warm_start=20, refine_every=2, eta_floor=0.05, batch_statistics=True)
 
 
 class FishLeg(Optimizer):
@@ -54,7 +61,7 @@ class FishLeg(Optimizer):
         initial_lr: float = 0.1,
         max_kl: float | None = 0.01,
         clip_gradients: Callable[[list[nn.Parameter]], object] | None = None,
-        auxiliary: AuxiliaryOptions | None = None,
+        auxiliary: AuxiliaryOptions | Auxiliary | None = None,
         forward: Forward | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -70,6 +77,8 @@ class FishLeg(Optimizer):
         clip_gradients: called with the parameters before each step, for instance
             lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0).
         inverse: a Q to continue with, for instance one that has just scored and pruned.
+        auxiliary: options of Q's learning, or the learning itself to go on with (its Q, γ and forward; then
+            pass the inputs to step(batch=...)).
         """
         _require("lr", lr, 0 <= lr < math.inf, ">= 0 and finite")
         _require("momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
@@ -86,20 +95,27 @@ class FishLeg(Optimizer):
             raise ValueError("the model has no trainable parameters (requires_grad is False for all of them)")
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(trainable if params is None else params, defaults)
-        if inverse is None:
+        if isinstance(auxiliary, Auxiliary):
+            if inverse is not None or gamma is not None or forward is not None:
+                raise ValueError("an Auxiliary brings its own inverse, gamma and forward; pass none of them")
+            inverse, forward = auxiliary.inverse, auxiliary.forward
+        elif inverse is None:
             inverse = InverseFisher.from_model(model, "ekfac", scale=initial_lr / lr if lr else 1.0)
         self.inverse = inverse
         self._covered = {part for layer in self.inverse.layers.values() for part in layer.names}
-        self.auxiliary = Auxiliary(
-            model,
-            self.inverse,
-            likelihood,
-            gamma=gamma,
-            relative_damping=relative_damping,
-            options=auxiliary or ONLINE,
-            forward=forward or _replay,
-            generator=generator,
-        )
+        if isinstance(auxiliary, Auxiliary):
+            self.auxiliary = auxiliary
+        else:
+            self.auxiliary = Auxiliary(
+                model,
+                self.inverse,
+                likelihood,
+                gamma=gamma,
+                relative_damping=relative_damping,
+                options=auxiliary or ONLINE,
+                forward=forward or _replay,
+                generator=generator,
+            )
         self.update_every, self.warmup, self.max_kl = update_every, warmup, max_kl
         self.clip_gradients = clip_gradients
         self.steps = 0
@@ -119,9 +135,13 @@ class FishLeg(Optimizer):
                 self.param_groups.pop()
                 raise ValueError(f"a parameter of shape {tuple(p.shape)} does not belong to the model")
 
-    def set_masks(self, masks: Mapping[str, Tensor]) -> None:
-        """Keep weights exactly zero where a mask (boolean, by parameter name, True = kept) is False."""
-        self.inverse.restrict(masks)
+    def set_masks(self, masks: Mapping[str, Tensor], *, restrict: bool = True) -> None:
+        """Keep weights exactly zero where a mask (boolean, by parameter name, True = kept) is False.
+
+        `restrict` makes Q learn (F_MM+γI)⁻¹, what is right for the kept weights alone.
+        """
+        if restrict:
+            self.inverse.restrict(masks)
         self.masks = {name: mask.clone() for name, mask in masks.items()}
         for _, p, name in self._parameters():
             if name in self.masks:
@@ -148,7 +168,7 @@ class FishLeg(Optimizer):
                 p.grad.mul_(self.masks[name])
         if self.clip_gradients is not None:
             self.clip_gradients([p for _, p, _ in self._parameters() if p.grad is not None])
-        gradients = self._gradients()
+        gradients, largest = self._gradients()
         due = self._auxiliary_steps_due()
         if due > 0:
             inputs = self._recorder.call if batch is None else batch
@@ -157,17 +177,30 @@ class FishLeg(Optimizer):
                     "no inputs to learn Q from: call the model in training mode before step(), "
                     "or pass step(batch=...); a compiled model must not be called before FishLeg is made"
                 )
-            self.last_auxiliary = self._learn(inputs, due)
+        with self._undone_on_error(due > 1 or (due > 0 and largest > _HUGE)):
+            if due > 0:
+                self.last_auxiliary = self._learn(inputs, due)
+            self._update_weights(gradients)
         self._recorder.call = None
-        self._update_weights(gradients)
         self.steps += 1
         return loss
 
-    def _learn(self, inputs: Any, due: int) -> AuxStats:
-        """`due` auxiliary steps; if one of several fails, those before it are undone."""
-        saved = copy.deepcopy([self.inverse.state_dict(), self.auxiliary.state_dict()]) if due > 1 else None
+    def _learn(self, inputs: Any, due: int) -> AuxStats | None:
+        """`due` auxiliary steps; one whose examples are all ignored is left out."""
+        stats = self.last_auxiliary
+        for _ in range(due):
+            try:
+                stats = self.auxiliary.step(inputs)
+            except AllIgnoredError as error:
+                logger.info("no auxiliary step at step %d: %s", self.steps, error)
+        return stats
+
+    @contextmanager
+    def _undone_on_error(self, careful: bool) -> Iterator[None]:
+        """With `careful`, a failure inside leaves Q and its learning as they were."""
+        saved = copy.deepcopy([self.inverse.state_dict(), self.auxiliary.state_dict()]) if careful else None
         try:
-            return [self.auxiliary.step(inputs) for _ in range(due)][-1]
+            yield
         except Exception:
             if saved is not None:
                 self.inverse.load_state_dict(saved[0])
@@ -184,8 +217,8 @@ class FishLeg(Optimizer):
             for p in group["params"]:
                 yield group, p, self._names[id(p)]
 
-    def _gradients(self) -> dict[str, Tensor]:
-        """Gradients by name (already masked); parameters without one are left alone."""
+    def _gradients(self) -> tuple[dict[str, Tensor], float]:
+        """Gradients by name (already masked) and the largest entry; parameters without one are left alone."""
         gradients = {}
         for _, p, name in self._parameters():
             if p.grad is None or not p.requires_grad:
@@ -197,17 +230,20 @@ class FishLeg(Optimizer):
             gradients[name] = p.grad
         if not gradients:
             raise ValueError("no parameter has a gradient: call loss.backward() before step()")
-        bad = first_non_finite(gradients)
-        if bad is not None:
-            raise ValueError(f"non-finite gradient for parameter {bad!r}; nothing was changed")
-        return gradients
+        norms = torch.stack(list(torch._foreach_norm(list(gradients.values()), math.inf))).tolist()
+        for name, norm in zip(gradients, norms, strict=True):
+            if not math.isfinite(norm):
+                raise ValueError(f"non-finite gradient for parameter {name!r}; nothing was changed")
+        return gradients, max(norms)
 
     @torch.no_grad()
     def _update_weights(self, gradients: dict[str, Tensor]) -> None:
         directions = self.inverse.matvec(self._whole_layers(gradients))
+        for name in self.masks.keys() & directions.keys():
+            directions[name] = directions[name] * self.masks[name]
         decrease = float(torch.stack([(g * directions[name]).sum() for name, g in gradients.items()]).sum())
         if not math.isfinite(decrease):
-            raise ValueError(f"the step Q g is not finite (gᵀQg = {decrease}); the weights were left alone")
+            raise ValueError(f"the step Q g is not finite (gᵀQg = {decrease}); nothing was changed")
         ramp = min(1.0, 4 * (self.steps + 1) / self.warmup) if self.warmup else 1.0
         trust = self._trust(decrease, ramp)
         for group, p, name in self._parameters():

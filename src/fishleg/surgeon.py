@@ -6,6 +6,7 @@ The model is changed in place and stays the user's own class; masks live beside 
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,27 +16,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fishleg.auxiliary import AuxiliaryOptions
-from fishleg.baselines import METHODS, estimate
-from fishleg.batches import Forward, default_forward
+from fishleg.auxiliary import Auxiliary
+from fishleg.baselines import METHODS, estimate, learner, sub_batches
+from fishleg.batches import Forward, cycle, default_forward, move_batch, targets_of
+from fishleg.correction import Correction, correct
+from fishleg.fisher import frozen_statistics
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.layers import Layer, find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.masking import refresh_batchnorm
 from fishleg.obs import COMPENSATIONS, compensate, group_saliency, row_saliency, saliency
 from fishleg.patterns import Masks, Pattern, as_pattern
+from fishleg.warmstart import AuxiliaryOptions
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PruneStep:
-    """What one pruning step did: asked and reached sparsity, and the predicted loss increase."""
+    """What one pruning step did: asked and reached sparsity, predicted and measured loss increase."""
 
     target: float
     sparsity: float
     removed: int
     predicted: float  # Σ over layers of the quadratic model's loss increase (KL to the model before)
+    measured: float | None  # that KL on a few batches, after the refresh of BatchNorm
     gamma: float
     per_layer: dict[str, float] = field(default_factory=dict)  # sparsity by weight
 
@@ -58,6 +63,8 @@ class SurgeonOptions:
     block_size: int = 50
     structure: Structure = DEFAULT_STRUCTURE
     batchnorm_batches: int = 20  # refresh of BatchNorm statistics after pruning; 0 = never
+    correct: int = 0  # batches for one Newton step after each pruning towards the dense model; 0 = none
+    measure_batches: int = 2  # batches on which the loss increase of each step is measured; 0 = never
     auxiliary: AuxiliaryOptions | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +82,10 @@ class SurgeonOptions:
             raise ValueError(f"relative_damping must be > 0, got {self.relative_damping}")
         if self.batchnorm_batches < 0:
             raise ValueError(f"batchnorm_batches must be >= 0, got {self.batchnorm_batches}")
+        if self.measure_batches < 0 or self.correct < 0:
+            raise ValueError(
+                f"measure_batches and correct must be >= 0, got {self.measure_batches} and {self.correct}"
+            )
         as_pattern(self.pattern)
 
 
@@ -107,6 +118,7 @@ class Surgeon:
         self.pattern = as_pattern(self.options.pattern)
         self.generator = generator or torch.Generator().manual_seed(0)
         self.inverse: InverseFisher | None = None
+        self.learning: Auxiliary | None = None  # what goes on refining the inverse, where it is learned
         self.gamma = self.options.gamma
         self.layers = {layer.weight: layer for layer in find_layers(model) if layer.is_matrix}
         self.reasons = self._choose()
@@ -115,6 +127,8 @@ class Surgeon:
             raise ValueError(f"nothing to prune:\n{self.table()}")
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
+        self.dense = copy.deepcopy(model) if self.options.correct else None
+        self._measured_on: list[Any] = []
 
     def _choose(self) -> dict[str, str | None]:
         """For every parameter, None if it will be pruned, else why not."""
@@ -161,17 +175,34 @@ class Surgeon:
         return tensor.flatten(1)[:, 0] if self.pattern.whole_rows else tensor
 
     def estimate(self) -> InverseFisher:
-        """Estimate Q at the model as it is now."""
+        """Estimate Q afresh at the model as it is now."""
         o = self.options
-        self.inverse, gamma = estimate(
-            o.method, self.model, self.loader, self.likelihood, gamma=self.gamma,
-            relative_damping=o.relative_damping, samples=o.samples, sub_batch=o.sub_batch,
-            empirical=o.empirical, block_size=o.block_size, structure=o.structure, options=o.auxiliary,
-            forward=self.forward, generator=self.generator,
-        )  # fmt: skip
+        common: dict[str, Any] = {
+            "gamma": self.gamma, "relative_damping": o.relative_damping, "samples": o.samples,
+            "sub_batch": o.sub_batch, "structure": o.structure, "options": o.auxiliary,
+            "forward": self.forward, "generator": self.generator,
+        }  # fmt: skip
+        if o.method == "fishleg":
+            self.learning = learner(self.model, self.loader, self.likelihood, **common)
+            self.inverse, gamma = self.learning.inverse, self.learning.gamma
+        else:
+            self.inverse, gamma = estimate(
+                o.method, self.model, self.loader, self.likelihood,
+                empirical=o.empirical, block_size=o.block_size, **common,
+            )  # fmt: skip
         if self.gamma is None:
             self.gamma = gamma
         return self.inverse
+
+    def refine(self, steps: int) -> InverseFisher:
+        """Go on learning the same Q at the model as it is now; methods that do not learn estimate afresh."""
+        if self.learning is None:
+            return self.estimate()
+        groups = min(self.learning.options.groups, self.options.sub_batch)
+        batches = sub_batches(self.loader, groups * self.options.sub_batch)
+        for _, batch in zip(range(steps), batches, strict=False):
+            self.learning.step(batch)
+        return self.learning.inverse
 
     def prune(self, sparsity: float, *, inverse: InverseFisher | None = None) -> PruneStep:
         """Prune to the given total sparsity with a fresh Q, or with the one that is passed."""
@@ -179,37 +210,89 @@ class Surgeon:
             raise ValueError(f"sparsity must be in (0, 1), got {sparsity}")
         if sparsity <= self.sparsity:
             raise ValueError(f"sparsity {sparsity} is not above the present {self.sparsity:.4f}")
+        if sparsity > self.pattern.limit:
+            raise ValueError(f"the pattern allows a sparsity of {self.pattern.limit} at most, got {sparsity}")
+        before = self._outputs()
         q = inverse or self.estimate()
         new = self.select(q, sparsity)
         predicted = self._operate(q, new)
-        before, self.masks = self.masks, {**new, **self._bias_masks(new)}
-        if self.options.batchnorm_batches:
-            refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
+        old, self.masks = self.masks, {**new, **self._bias_masks(new)}
+        self._refresh()
+        if self.dense is not None:
+            self.correct(q)
+            self._refresh()
         step = PruneStep(
             target=sparsity,
             sparsity=self.sparsity,
-            removed=sum(int((before[n] & ~m if n in before else ~m).sum()) for n, m in new.items()),
+            removed=sum(int((old[n] & ~m if n in old else ~m).sum()) for n, m in new.items()),
             predicted=predicted,
+            measured=self._measured(before),
             gamma=self.gamma or 0.0,
             per_layer={name: float((~self.masks[name]).float().mean()) for name in self.prunable},
         )
+        self._compare(step)
         self.history.append(step)
         return step
 
+    def correct(self, q: InverseFisher) -> Correction:
+        """One Newton step towards the outputs of the model as it was before any pruning."""
+        if self.dense is None:
+            raise ValueError("correct() needs the dense model: pass correct=20 (batches) to the Surgeon")
+        device = next(self.model.parameters()).device
+        count = range(self.options.correct)
+        batches = [move_batch(b, device) for _, b in zip(count, cycle(self.loader), strict=False)]
+        return correct(self.model, self.dense, batches, self.likelihood, q, self.masks, forward=self.forward)
+
+    def _refresh(self) -> None:
+        if self.options.batchnorm_batches:
+            refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
+
+    @torch.no_grad()
+    def _outputs(self) -> list[Tensor]:
+        """The model's outputs on a few fixed batches; none where the likelihood cannot compare them."""
+        if type(self.likelihood).divergence is Likelihood.divergence:
+            return []
+        if len(self._measured_on) < self.options.measure_batches:
+            count = range(self.options.measure_batches)
+            device = next(self.model.parameters()).device
+            batches = zip(count, cycle(self.loader), strict=False)
+            self._measured_on = [move_batch(batch, device) for _, batch in batches]
+        with frozen_statistics(self.model):
+            return [self.forward(self.model, batch) for batch in self._measured_on]
+
+    def _measured(self, before: list[Tensor]) -> float | None:
+        """KL(before ‖ now), mean over the batches."""
+        if not before:
+            return None
+        total = 0.0
+        for batch, reference, f in zip(self._measured_on, before, self._outputs(), strict=True):
+            valid = self.likelihood.valid(f, targets_of(batch))
+            total += float(self.likelihood.divergence(f, reference, valid))
+        return total / len(before)
+
+    def _compare(self, step: PruneStep) -> None:
+        """Say so when the quadratic model was badly wrong: then more, smaller steps are due."""
+        if self.options.method == "magnitude" or step.measured is None:
+            return
+        low, high = sorted((step.predicted, step.measured))
+        if high > 0.05 and high > 5 * low:
+            logger.warning(
+                "at sparsity %.3f the loss rose by %.3g where Q predicted %.3g: the quadratic model does not "
+                "hold over so large a step; prune in more stages, or with more samples or another damping",
+                step.sparsity, step.measured, step.predicted,
+            )  # fmt: skip
+
     def select(self, q: InverseFisher, sparsity: float) -> Masks:
         """Masks of the given sparsity from the scores of Q; removed weights stay removed."""
-        scores: dict[str, Tensor] = {}
         with torch.no_grad():
-            for name in self.prunable:
-                layer = self.layers[name]
-                scores[name] = self._score(layer, q)
+            scores = {name: self._score(self.layers[name], q) for name in self.prunable}
         masks = self.pattern.select(scores, sparsity, self.options.floor)
         return {name: self._expand(name, mask) for name, mask in masks.items()}
 
     def _score(self, layer: Layer, q: InverseFisher) -> Tensor:
         """Scores in the shape that the pattern selects on; −inf for what is removed already."""
         operator, name = q.unmasked(layer.name), layer.weight
-        packed = q.pack(dict(self.model.named_parameters()))[layer.name]
+        packed = self._packed(layer, q)
         old = self.masks.get(name)
         if self.pattern.whole_rows:
             scores = row_saliency(packed, operator)
@@ -229,6 +312,11 @@ class Surgeon:
             raise ValueError(f"non-finite saliency in {name!r}")
         return scores if gone is None else scores.masked_fill(gone, -torch.inf)
 
+    def _packed(self, layer: Layer, q: InverseFisher) -> Tensor:
+        """The layer's parameters as one matrix, in the dtype of its Q."""
+        w = layer.pack({part: self._weight(part).detach() for part in layer.names})
+        return w.to(q.reference(layer.name).dtype)
+
     def _expand(self, name: str, mask: Tensor) -> Tensor:
         """A mask on scores → a mask on the weight."""
         weight = self._weight(name)
@@ -240,19 +328,25 @@ class Surgeon:
 
     @torch.no_grad()
     def _operate(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> float:
-        """Delete and compensate in every layer; returns the predicted loss increase."""
+        """Delete and compensate in every layer; returns the predicted loss increase.
+
+        A Q of all weights is asked about everything that is removed, now or before. A Q that was restricted
+        to the kept weights knows nothing of the rest and is asked about what goes now.
+        """
         predicted = 0.0
-        parameters = dict(self.model.named_parameters())
         for name, mask in masks.items():
             layer = self.layers[name]
-            w = q.pack(parameters)[layer.name]
-            keep = {part: torch.ones_like(parameters[part], dtype=torch.bool) for part in layer.names}
+            w = self._packed(layer, q)
+            keep = {part: torch.ones_like(self._weight(part), dtype=torch.bool) for part in layer.names}
             keep.update(self._bias_masks({name: mask}))
             keep[name] = mask
-            result = compensate(w, q.unmasked(layer.name), ~layer.pack(keep), self.options.compensation)
+            removed, kept_before = ~layer.pack(keep), q.mask(layer.name)
+            if kept_before is not None:
+                removed = removed & kept_before
+            result = compensate(w, q.operator(layer.name), removed, self.options.compensation)
             predicted += result.predicted
             for part, value in layer.unpack(w + result.delta).items():
-                parameters[part].copy_(value)
+                self._weight(part).copy_(value)
         return predicted
 
     def _bias_masks(self, masks: Mapping[str, Tensor]) -> Masks:
@@ -263,7 +357,7 @@ class Surgeon:
         return {bias: masks[name].flatten(1).any(1) for name, bias in biases.items() if bias}
 
     def _weight(self, name: str) -> Tensor:
-        return dict(self.model.named_parameters())[name]
+        return self.model.get_parameter(name)
 
     def staged(
         self, sparsities: Sequence[float], callback: Callable[[PruneStep], None] | None = None

@@ -1,0 +1,200 @@
+"""Algorithm 1 of the paper: prune a little, train a little, again; Q is refined all along.
+
+`gradual` is the built-in loop. `attach` puts the same thing into a training loop of your own: it prunes
+after the optimizer's steps when they are due and keeps the zeros in between.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fishleg.batches import cycle, move_batch, targets_of
+from fishleg.masking import keep_zeros
+from fishleg.optimizer import FishLeg
+from fishleg.patterns import check_sparsities
+from fishleg.surgeon import PruneStep, Surgeon
+
+OPTIMIZERS = {"fishleg": 0.1, "sgd": 0.02, "adam": 1e-3}  # and their default learning rates
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """How to train after each pruning step. The learning rate falls to zero within each (a half cosine)."""
+
+    optimizer: str = "fishleg"  # or "sgd" (with momentum), "adam"
+    epochs: float = 1.0  # per pruning step
+    steps: int | None = None  # the same in steps; overrides epochs
+    lr: float | None = None  # None: the optimizer's default
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    max_kl: float = 0.01  # FishLeg's trust region
+    update_every: int = 10  # auxiliary steps, one every so many training steps
+    refine: int = 16  # and so many in a row before each pruning step
+    distill: bool = False  # learn from the dense model's outputs (no labels needed)
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if not (self.epochs > 0 and math.isfinite(self.epochs)):
+            raise ValueError(f"epochs must be > 0 and finite, got {self.epochs}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps must be >= 1, got {self.steps}")
+        if self.lr is not None and not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ValueError(f"lr must be > 0 and finite, got {self.lr}")
+        if self.update_every < 1 or self.refine < 0:
+            raise ValueError(
+                f"update_every must be >= 1 and refine >= 0, got {self.update_every} and {self.refine}"
+            )
+
+    def steps_for(self, loader: Any) -> int:
+        """Training steps after each pruning step."""
+        if self.steps is not None:
+            return self.steps
+        try:
+            return max(1, round(self.epochs * len(loader)))
+        except TypeError:
+            raise ValueError("epochs need a loader with a length; give steps instead") from None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a gradual run is, after each training step."""
+
+    stage: int
+    stages: int
+    step: int
+    steps: int
+    loss: float
+
+
+def gradual(
+    surgeon: Surgeon,
+    sparsities: Sequence[float],
+    loader: Iterable[Any] | None = None,
+    tuning: FineTuning | None = None,
+    *,
+    on_prune: Callable[[PruneStep], None] | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+    on_stage: Callable[[PruneStep], None] | None = None,
+) -> list[PruneStep]:
+    """Prune to each sparsity in turn and train after each; the surgeon's model and masks are the result.
+
+    `loader` yields the training batches (default: the surgeon's own). The callbacks see the model in
+    evaluation mode right after pruning, and again after the training that follows.
+    """
+    tuning = tuning or FineTuning()
+    targets = check_sparsities(list(sparsities))
+    loader = surgeon.loader if loader is None else loader
+    steps = tuning.steps_for(loader)
+    trainer = _Trainer(surgeon, loader, tuning, steps)
+    modes = {module: module.training for module in surgeon.model.modules()}
+    done = []
+    try:
+        surgeon.model.eval()
+        surgeon.estimate()
+        optimizer = trainer.make_optimizer()
+        for stage, sparsity in enumerate(targets):
+            surgeon.model.eval()
+            inverse = surgeon.inverse if stage == 0 else surgeon.refine(tuning.refine)
+            done.append(surgeon.prune(sparsity, inverse=inverse))
+            if on_prune is not None:
+                on_prune(done[-1])
+            for module, mode in modes.items():
+                module.training = True if module is surgeon.model else mode or not modes[surgeon.model]
+            for step, loss in enumerate(trainer.train(optimizer)):
+                if on_step is not None:
+                    on_step(Progress(stage, len(targets), step + 1, steps, loss))
+            surgeon.model.eval()
+            if on_stage is not None:
+                on_stage(done[-1])
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return done
+
+
+class _Trainer:
+    """Training under masks with any of the optimizers, while Q is refined on the side."""
+
+    def __init__(self, surgeon: Surgeon, loader: Iterable[Any], tuning: FineTuning, steps: int) -> None:
+        self.surgeon, self.tuning, self.steps = surgeon, tuning, steps
+        self.teacher = copy.deepcopy(surgeon.model).eval() if tuning.distill else None
+        self.batches = cycle(loader)
+        self.first = next(self.batches)
+        if targets_of(self.first) is None and self.teacher is None:
+            raise ValueError("fine-tuning needs (inputs, targets) from the loader, or distill=True")
+
+    def make_optimizer(self) -> Optimizer:
+        tuning, surgeon = self.tuning, self.surgeon
+        parameters = [p for p in surgeon.model.parameters() if p.requires_grad]
+        lr = tuning.lr or OPTIMIZERS[tuning.optimizer]
+        if tuning.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=lr, momentum=tuning.momentum, weight_decay=tuning.weight_decay
+            )
+        if tuning.optimizer == "adam":
+            return torch.optim.AdamW(parameters, lr=lr, weight_decay=tuning.weight_decay)
+        learning = surgeon.learning
+        return FishLeg(
+            surgeon.model, surgeon.likelihood, lr=lr, momentum=tuning.momentum, max_kl=tuning.max_kl,
+            weight_decay=tuning.weight_decay, update_every=tuning.update_every, warmup=0, auxiliary=learning,
+        )  # fmt: skip
+
+    def train(self, optimizer: Optimizer) -> Iterator[float]:
+        """One stage; yields the loss of every step."""
+        surgeon, model = self.surgeon, self.surgeon.model
+        lr = self.tuning.lr or OPTIMIZERS[self.tuning.optimizer]
+        device = next(model.parameters()).device
+        handle = _install(optimizer, surgeon)
+        try:
+            for step in range(self.steps):
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+                batch = move_batch(self.first if self.first is not None else next(self.batches), device)
+                self.first = None
+                optimizer.zero_grad()
+                loss = self.loss(batch)
+                loss.backward()
+                if isinstance(optimizer, FishLeg):
+                    optimizer.step(batch=batch)
+                else:
+                    optimizer.step()
+                    if surgeon.learning is not None and step % self.tuning.update_every == 0:
+                        surgeon.learning.step(batch)
+                yield float(loss)
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    def loss(self, batch: Any) -> Tensor:
+        likelihood, forward = self.surgeon.likelihood, self.surgeon.forward
+        f = forward(self.surgeon.model, batch)
+        targets = targets_of(batch)
+        if self.teacher is None:
+            assert targets is not None
+            return likelihood.nll(f, targets)
+        with torch.no_grad():
+            reference = forward(self.teacher, batch)
+        return likelihood.divergence(f, reference, likelihood.valid(f, targets))
+
+
+def _install(optimizer: Optimizer, surgeon: Surgeon) -> RemovableHandle | None:
+    """Make the optimizer respect the surgeon's masks; FishLeg does so by itself."""
+    if isinstance(optimizer, FishLeg):
+        optimizer.set_masks(surgeon.masks)
+        return None
+    if surgeon.learning is not None:
+        surgeon.learning.inverse.restrict(surgeon.masks)
+    return keep_zeros(optimizer, surgeon.model, surgeon.masks)
+
+
+__all__ = ["OPTIMIZERS", "FineTuning", "Progress", "gradual"]
