@@ -39,7 +39,6 @@ STAGED: dict[str, dict[str, Any]] = {
     "oBERT, staged": {"method": "obert", "samples": 192},
     "M-FAC, staged": {"method": "mfac", "samples": 192},
     "FLS, staged": {"samples": 192},
-    "FLS, staged, corrected": {"samples": 192, "correct": 10},
 }
 
 

@@ -21,9 +21,9 @@ ROOMS: tuple[set[str], ...] = (
     {"optimizer"},
     {"patterns", "masking"},
     {"obs", "baselines"},
-    {"correction"},
     {"surgeon"},
     {"gradual"},
+    {"api"},
     {"workloads"},  # data and models for the edges
 )
 # Edges may use the public names and every room; nothing uses them.

@@ -165,6 +165,65 @@ def test_output_fisher_is_the_hessian_of_the_expected_nll(name: str) -> None:
     torch.testing.assert_close(torch.stack([likelihood.output_fisher(f, e) for e in torch.eye(k)]), hessian)
 
 
+@cases
+@pytest.mark.parametrize("units", [(5,), (2, 3)])
+def test_divergence_is_the_mean_kl(name: str, units: tuple[int, ...]) -> None:
+    """KL(reference ‖ f), in this order."""
+    likelihood, distribution, _, k = CASES[name]
+    reference, f = outputs(name, *units), torch.randn(*units, k)
+    kl = distributions.kl_divergence(distribution(reference), distribution(f))
+    assert kl.shape == units
+    torch.testing.assert_close(likelihood.divergence(f, reference), kl.mean())
+    valid = torch.rand(units) < 0.5
+    assert 0 < int(valid.sum()) < valid.numel()
+    torch.testing.assert_close(likelihood.divergence(f, reference, valid), kl[valid].mean())
+    assert float(likelihood.divergence(f, reference, torch.zeros(units, dtype=torch.bool))) == 0
+
+
+@cases
+def test_divergence_is_least_at_the_reference(name: str) -> None:
+    likelihood, _, _, k = CASES[name]
+    reference = outputs(name, 4)
+    f = reference.clone().requires_grad_()
+    loss = likelihood.divergence(f, reference)
+    (gradient,) = torch.autograd.grad(loss, f)
+    assert float(loss.detach()) == pytest.approx(0, abs=1e-14)
+    torch.testing.assert_close(gradient, torch.zeros_like(f), rtol=0, atol=1e-14)
+    for _ in range(5):
+        assert float(likelihood.divergence(reference + 0.1 * torch.randn(4, k), reference)) > 1e-6
+
+
+@cases
+def test_hessian_of_the_divergence_is_the_output_fisher(name: str) -> None:
+    """Of two units: each its own Fisher, over the number of units, and nothing between them."""
+    likelihood, _, _, k = CASES[name]
+    reference = outputs(name, 2)
+    hessian = torch.autograd.functional.hessian(lambda f: likelihood.divergence(f, reference), reference)
+    columns = [likelihood.output_fisher(reference, e.view(2, k)).flatten() for e in torch.eye(2 * k)]
+    torch.testing.assert_close(2 * hessian.reshape(2 * k, 2 * k), torch.stack(columns))
+
+
+def test_divergence_in_the_tails() -> None:
+    """Sure predictions: log-probabilities, never the logarithm of a probability that is 0."""
+    sure, unsure = torch.tensor([[1000.0, 0.0, -1000.0]]), torch.tensor([[-1000.0, 0.0, 1000.0]])
+    for likelihood, expected in ((Categorical(), 2000.0), (Bernoulli(), 2000.0)):
+        assert float(likelihood.divergence(sure, sure)) == 0
+        assert float(likelihood.divergence(unsure, sure)) == pytest.approx(expected)
+
+
+def test_divergence_with_classes_in_front() -> None:
+    f, reference, valid = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5), torch.rand(2, 4, 5) < 0.5
+    moved = f.movedim(1, -1), reference.movedim(1, -1)
+    for counts in (None, valid):
+        expected = Categorical().divergence(*moved, counts)
+        torch.testing.assert_close(Categorical(class_dim=1).divergence(f, reference, counts), expected)
+
+
+def test_likelihood_without_a_divergence_says_what_to_define() -> None:
+    with pytest.raises(NotImplementedError, match=r"Poisson has no divergence; define divergence\(f, "):
+        Poisson().divergence(torch.zeros(2, 1), torch.zeros(2, 1))
+
+
 def test_class_dim_moves_the_classes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segmentation outputs [batch, classes, height, width] equal the same numbers with classes last."""
     first, last = Categorical(class_dim=1), Categorical()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg.masking import apply_masks, keep_zeros, refresh_batchnorm
+from fishleg.masking import apply_masks, keep_zeros, masks_of, refresh_batchnorm
 from fishleg.optimizer import FishLeg
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
@@ -91,6 +91,51 @@ def test_apply_masks_changes_nothing_else() -> None:
 def test_unknown_parameter(call: Callable[[nn.Module, dict[str, Tensor]], object]) -> None:
     with pytest.raises(ValueError, match=r"mask for unknown parameter '0.wieght'"):
         call(mlp(), {"0.wieght": torch.ones(8, 6).bool()})
+
+
+def test_masks_of_reads_the_zeros_of_matrices() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 4), nn.Linear(4, 2))
+    masks = {name: torch.rand(model.get_parameter(name).shape) < 0.5 for name in ("0.weight", "2.weight")}
+    assert masks_of(model) == {}
+    apply_masks(model, masks)
+    nn.init.zeros_(model[2].bias)
+    found = masks_of(model)
+    assert found.keys() == masks.keys()
+    for name, mask in found.items():
+        assert mask.dtype == torch.bool
+        assert torch.equal(mask, masks[name])
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+    assert torch.equal(found["0.weight"], masks["0.weight"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_keep_zeros_without_masks_keeps_those_that_are_there(name: str) -> None:
+    model = mlp()
+    masks = {"2.weight": torch.rand(3, 8) < 0.5}
+    apply_masks(model, masks)
+    optimizer = OPTIMIZERS[name](model)
+    handle = keep_zeros(optimizer, model)
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+
+    def check() -> None:
+        assert torch.equal(model[2].weight == 0, ~masks["2.weight"])
+
+    train(model, optimizer, 10, check)
+    assert all(not torch.equal(p, before[key]) for key, p in model.named_parameters())
+    handle.remove()
+    train(model, optimizer, 1, lambda: None)
+    assert not zeros_hold(model, masks)
+
+
+@pytest.mark.parametrize("masks", [None, {}])
+def test_no_zeros_to_keep(masks: dict[str, Tensor] | None) -> None:
+    model = mlp()
+    nn.init.zeros_(model[0].bias)
+    optimizer = OPTIMIZERS["sgd"](model)
+    with pytest.raises(ValueError, match="no zeros to keep: prune it first, or pass masks"):
+        keep_zeros(optimizer, model, masks)
+    assert not optimizer._optimizer_step_post_hooks
 
 
 # --- BatchNorm ----------------------------------------------------------------------------------------------

@@ -1,10 +1,14 @@
 """fishleg: a learned inverse Fisher for PyTorch models, and what it is good for."""
 
+from fishleg.api import prune
 from fishleg.auxiliary import Auxiliary, AuxStats
+from fishleg.gradual import FineTuning, attach, gradual
 from fishleg.inverse import InverseFisher
 from fishleg.layers import register_layer
 from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from fishleg.masking import keep_zeros, masks_of
 from fishleg.optimizer import FishLeg
+from fishleg.patterns import schedule
 from fishleg.surgeon import PruneStep, Surgeon, SurgeonOptions
 from fishleg.warmstart import AuxiliaryOptions
 
@@ -14,6 +18,7 @@ __all__ = [
     "AuxiliaryOptions",
     "Bernoulli",
     "Categorical",
+    "FineTuning",
     "FishLeg",
     "Gaussian",
     "InverseFisher",
@@ -21,5 +26,11 @@ __all__ = [
     "PruneStep",
     "Surgeon",
     "SurgeonOptions",
+    "attach",
+    "gradual",
+    "keep_zeros",
+    "masks_of",
+    "prune",
     "register_layer",
+    "schedule",
 ]

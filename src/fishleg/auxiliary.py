@@ -13,6 +13,7 @@ Tr(Q), which tends to 0.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,11 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch, slice_batch
-from fishleg.fisher import fisher_product, mean_diagonal, sample_h, sampled_product
+from fishleg.fisher import AllIgnoredError, fisher_product, mean_diagonal, sample_h, sampled_product
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.operators import Kronecker
 from fishleg.warmstart import AuxiliaryOptions, WarmStart
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,14 @@ class Auxiliary:
         settled = self._smoothed.count >= 2 / (1 - self.options.smoothing)
         converged = settled and self.warm and abs(smoothed) < self.tolerance and change < self.tolerance
         return AuxStats(self.steps, loss, gauge, smoothed, converged)
+
+    def try_step(self, batch: Any) -> AuxStats | None:
+        """`step`, or None where every label of the (sub-)batch is ignored: there is nothing to learn."""
+        try:
+            return self.step(batch)
+        except AllIgnoredError as error:
+            logger.info("no auxiliary step: %s", error)
+            return None
 
     def learn(
         self,

@@ -17,8 +17,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from fishleg.auxiliary import Auxiliary
+from fishleg.baselines import learner
 from fishleg.batches import cycle, move_batch, targets_of
-from fishleg.masking import keep_zeros
+from fishleg.likelihoods import Likelihood
+from fishleg.masking import keep_zeros, zero_masked
 from fishleg.optimizer import FishLeg
 from fishleg.patterns import check_sparsities
 from fishleg.surgeon import PruneStep, Surgeon
@@ -46,10 +49,15 @@ class FineTuning:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise ValueError(f"epochs must be > 0 and finite, got {self.epochs}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be >= 1, got {self.steps}")
+        if self.steps is not None and (self.steps < 1 or self.steps != int(self.steps)):
+            raise ValueError(f"steps must be >= 1 and whole, got {self.steps}")
         if self.lr is not None and not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"lr must be > 0 and finite, got {self.lr}")
+        if not 0 <= self.momentum < 1 or not self.weight_decay >= 0 or not self.max_kl > 0:
+            raise ValueError(
+                "momentum must be in [0, 1), weight_decay >= 0 and max_kl > 0, "
+                f"got {self.momentum}, {self.weight_decay} and {self.max_kl}"
+            )
         if self.update_every < 1 or self.refine < 0:
             raise ValueError(
                 f"update_every must be >= 1 and refine >= 0, got {self.update_every} and {self.refine}"
@@ -101,11 +109,14 @@ def gradual(
     try:
         surgeon.model.eval()
         surgeon.estimate()
+        trainer.learning = surgeon.learning
         optimizer = trainer.make_optimizer()
         for stage, sparsity in enumerate(targets):
-            surgeon.model.eval()
+            for module, mode in modes.items():
+                module.training = mode
             inverse = surgeon.inverse if stage == 0 else surgeon.refine(tuning.refine)
             done.append(surgeon.prune(sparsity, inverse=inverse))
+            surgeon.model.eval()
             if on_prune is not None:
                 on_prune(done[-1])
             for module, mode in modes.items():
@@ -119,7 +130,49 @@ def gradual(
     finally:
         for module, mode in modes.items():
             module.training = mode
+        surgeon.model.zero_grad(set_to_none=True)
     return done
+
+
+def attach(
+    surgeon: Surgeon,
+    optimizer: Optimizer,
+    sparsities: Sequence[float],
+    *,
+    every: int,
+    start: int = 0,
+    on_prune: Callable[[PruneStep], None] | None = None,
+) -> RemovableHandle:
+    """Prune from within a training loop of your own, after the optimizer's steps.
+
+    `start` steps go by untouched, the next is followed by the first pruning, then every `every`-th. Zeros
+    last after every step of the optimizer. FishLeg's own Q scores and compensates where the surgeon's method
+    is "fishleg"; with another optimizer the surgeon refines a Q of its own.
+    """
+    targets = check_sparsities(list(sparsities))
+    if every < 1 or start < 0:
+        raise ValueError(f"every must be >= 1 and start >= 0, got {every} and {start}")
+    count = -start
+
+    def after_step(optimizer: Optimizer, *_: Any) -> None:
+        nonlocal count
+        count += 1
+        if surgeon.masks and not isinstance(optimizer, FishLeg):
+            zero_masked(optimizer, surgeon.model, surgeon.masks)
+        if not targets or count < 1 or (count - 1) % every:
+            return
+        own = optimizer.inverse if isinstance(optimizer, FishLeg) else None
+        if surgeon.options.method != "fishleg":
+            own = None
+        step = surgeon.prune(targets.pop(0), inverse=own or surgeon.refine(24))
+        if isinstance(optimizer, FishLeg):
+            optimizer.set_masks(surgeon.masks, restrict=False)
+        else:
+            zero_masked(optimizer, surgeon.model, surgeon.masks)
+        if on_prune is not None:
+            on_prune(step)
+
+    return optimizer.register_step_post_hook(after_step)
 
 
 class _Trainer:
@@ -128,10 +181,13 @@ class _Trainer:
     def __init__(self, surgeon: Surgeon, loader: Iterable[Any], tuning: FineTuning, steps: int) -> None:
         self.surgeon, self.tuning, self.steps = surgeon, tuning, steps
         self.teacher = copy.deepcopy(surgeon.model).eval() if tuning.distill else None
+        self.learning: Auxiliary | None = None
         self.batches = cycle(loader)
         self.first = next(self.batches)
         if targets_of(self.first) is None and self.teacher is None:
             raise ValueError("fine-tuning needs (inputs, targets) from the loader, or distill=True")
+        if tuning.distill and type(surgeon.likelihood).divergence is Likelihood.divergence:
+            raise ValueError(f"distill=True needs a divergence, {type(surgeon.likelihood).__name__} has none")
 
     def make_optimizer(self) -> Optimizer:
         tuning, surgeon = self.tuning, self.surgeon
@@ -143,7 +199,13 @@ class _Trainer:
             )
         if tuning.optimizer == "adam":
             return torch.optim.AdamW(parameters, lr=lr, weight_decay=tuning.weight_decay)
-        learning = surgeon.learning
+        o = surgeon.options
+        learning = surgeon.learning or learner(
+            surgeon.model, surgeon.loader, surgeon.likelihood, gamma=o.gamma, samples=o.samples,
+            relative_damping=o.relative_damping, sub_batch=o.sub_batch, structure=o.structure,
+            options=o.auxiliary, forward=surgeon.forward, generator=surgeon.generator,
+        )  # fmt: skip
+        self.learning = learning
         return FishLeg(
             surgeon.model, surgeon.likelihood, lr=lr, momentum=tuning.momentum, max_kl=tuning.max_kl,
             weight_decay=tuning.weight_decay, update_every=tuning.update_every, warmup=0, auxiliary=learning,
@@ -155,6 +217,14 @@ class _Trainer:
         lr = self.tuning.lr or OPTIMIZERS[self.tuning.optimizer]
         device = next(model.parameters()).device
         handle = _install(optimizer, surgeon)
+        if self.learning is not None:
+            self.learning.reconfigure(
+                sub_batch=surgeon.options.sub_batch,
+                groups=1,
+                refine_every=2,
+                eta_floor=0.05,
+                batch_statistics=not self.learning.options.vectorize,
+            )
         try:
             for step in range(self.steps):
                 for group in optimizer.param_groups:
@@ -168,9 +238,9 @@ class _Trainer:
                     optimizer.step(batch=batch)
                 else:
                     optimizer.step()
-                    if surgeon.learning is not None and step % self.tuning.update_every == 0:
-                        surgeon.learning.step(batch)
-                yield float(loss)
+                    if self.learning is not None and step % self.tuning.update_every == 0:
+                        self.learning.try_step(batch)
+                yield float(loss.detach())
         finally:
             if handle is not None:
                 handle.remove()
@@ -190,11 +260,11 @@ class _Trainer:
 def _install(optimizer: Optimizer, surgeon: Surgeon) -> RemovableHandle | None:
     """Make the optimizer respect the surgeon's masks; FishLeg does so by itself."""
     if isinstance(optimizer, FishLeg):
-        optimizer.set_masks(surgeon.masks)
+        # Q goes on learning the Fisher matrix of all weights: its structure fits that one much better than
+        # the masked one, and the joint compensation takes care of what is removed (docs/deviations.md).
+        optimizer.set_masks(surgeon.masks, restrict=False)
         return None
-    if surgeon.learning is not None:
-        surgeon.learning.inverse.restrict(surgeon.masks)
     return keep_zeros(optimizer, surgeon.model, surgeon.masks)
 
 
-__all__ = ["OPTIMIZERS", "FineTuning", "Progress", "gradual"]
+__all__ = ["OPTIMIZERS", "FineTuning", "Progress", "attach", "gradual"]

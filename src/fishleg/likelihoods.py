@@ -105,7 +105,10 @@ class Categorical(Likelihood):
 
     def divergence(self, f: Tensor, reference: Tensor, valid: Tensor | None = None) -> Tensor:
         log_p = reference.log_softmax(self.class_dim)
-        kl = (log_p.exp() * (log_p - f.log_softmax(self.class_dim))).sum(self.class_dim)
+        p = log_p.exp()
+        # a class that cannot be (a logit of −inf) adds nothing, whatever f says of it
+        terms = torch.where(p > 0, p * (log_p - f.log_softmax(self.class_dim)), torch.zeros_like(p))
+        kl = terms.sum(self.class_dim)
         return _mean_over(kl, valid)
 
     def units(self, f: Tensor) -> int:
@@ -251,7 +254,9 @@ def as_likelihood(likelihood: Likelihood | str) -> Likelihood:
 
 
 def _mean_over(values: Tensor, valid: Tensor | None) -> Tensor:
-    return values.mean() if valid is None else (values * valid).sum() / valid.sum().clamp(min=1)
+    if valid is None:
+        return values.mean()
+    return torch.where(valid, values, torch.zeros_like(values)).sum() / valid.sum().clamp(min=1)
 
 
 def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -21,17 +21,36 @@ def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
         p.mul_(mask)
 
 
-def keep_zeros(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> RemovableHandle:
-    """After every step of any torch optimizer: masked weights, and their state, are exactly 0."""
-    by_parameter = _by_parameter(model, masks)
+@torch.no_grad()
+def zero_masked(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Set every masked weight, and the optimizer's state for it, to exactly 0."""
+    for p, mask in _by_parameter(model, masks).items():
+        p.mul_(mask)
+        for value in optimizer.state.get(p, {}).values():
+            if torch.is_tensor(value) and value.shape == p.shape:
+                value.mul_(mask)
 
-    @torch.no_grad()
+
+def masks_of(model: nn.Module) -> dict[str, Tensor]:
+    """The masks of a pruned model, from its zeros: every matrix or kernel that has some."""
+    return {
+        name: p.detach() != 0 for name, p in model.named_parameters() if p.dim() > 1 and bool((p == 0).any())
+    }
+
+
+def keep_zeros(
+    optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor] | None = None
+) -> RemovableHandle:
+    """After every step of any torch optimizer: masked weights, and their state, are exactly 0.
+
+    Without masks, the model's present zeros are kept; a model without any is an error.
+    """
+    masks = masks_of(model) if masks is None else masks
+    if not masks:
+        raise ValueError("the model has no zeros to keep: prune it first, or pass masks")
+
     def enforce(optimizer: Optimizer, *_: Any) -> None:
-        for p, mask in by_parameter.items():
-            p.mul_(mask)
-            for value in optimizer.state.get(p, {}).values():
-                if torch.is_tensor(value) and value.shape == p.shape:
-                    value.mul_(mask)
+        zero_masked(optimizer, model, masks)
 
     enforce(optimizer)
     return optimizer.register_step_post_hook(enforce)

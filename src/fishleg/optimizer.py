@@ -7,7 +7,6 @@ inputs of the model's last training call, so an ordinary loop needs no change be
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,12 +19,9 @@ from torch.optim import Optimizer
 
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.batches import Forward, default_forward, map_tensors, output_tensor, targets_of
-from fishleg.fisher import AllIgnoredError
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
 from fishleg.warmstart import AuxiliaryOptions
-
-logger = logging.getLogger(__name__)
 
 # A gradient this large might overflow in Q g; then the auxiliary step before it can be undone.
 _HUGE = 1e8
@@ -187,13 +183,8 @@ class FishLeg(Optimizer):
 
     def _learn(self, inputs: Any, due: int) -> AuxStats | None:
         """`due` auxiliary steps; one whose examples are all ignored is left out."""
-        stats = self.last_auxiliary
-        for _ in range(due):
-            try:
-                stats = self.auxiliary.step(inputs)
-            except AllIgnoredError as error:
-                logger.info("no auxiliary step at step %d: %s", self.steps, error)
-        return stats
+        stats = [self.auxiliary.try_step(inputs) for _ in range(due)]
+        return stats[-1] or self.last_auxiliary
 
     @contextmanager
     def _undone_on_error(self, careful: bool) -> Iterator[None]:

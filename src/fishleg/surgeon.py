@@ -6,7 +6,6 @@ The model is changed in place and stays the user's own class; masks live beside 
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from fishleg.auxiliary import Auxiliary
 from fishleg.baselines import METHODS, estimate, learner, sub_batches
 from fishleg.batches import Forward, cycle, default_forward, move_batch, targets_of
-from fishleg.correction import Correction, correct
 from fishleg.fisher import frozen_statistics
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.layers import Layer, find_layers
@@ -63,7 +61,6 @@ class SurgeonOptions:
     block_size: int = 50
     structure: Structure = DEFAULT_STRUCTURE
     batchnorm_batches: int = 20  # refresh of BatchNorm statistics after pruning; 0 = never
-    correct: int = 0  # batches for one Newton step after each pruning towards the dense model; 0 = none
     measure_batches: int = 2  # batches on which the loss increase of each step is measured; 0 = never
     auxiliary: AuxiliaryOptions | None = None
 
@@ -82,10 +79,8 @@ class SurgeonOptions:
             raise ValueError(f"relative_damping must be > 0, got {self.relative_damping}")
         if self.batchnorm_batches < 0:
             raise ValueError(f"batchnorm_batches must be >= 0, got {self.batchnorm_batches}")
-        if self.measure_batches < 0 or self.correct < 0:
-            raise ValueError(
-                f"measure_batches and correct must be >= 0, got {self.measure_batches} and {self.correct}"
-            )
+        if self.measure_batches < 0:
+            raise ValueError(f"measure_batches must be >= 0, got {self.measure_batches}")
         as_pattern(self.pattern)
 
 
@@ -127,7 +122,6 @@ class Surgeon:
             raise ValueError(f"nothing to prune:\n{self.table()}")
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
-        self.dense = copy.deepcopy(model) if self.options.correct else None
         self._measured_on: list[Any] = []
 
     def _choose(self) -> dict[str, str | None]:
@@ -198,10 +192,13 @@ class Surgeon:
         """Go on learning the same Q at the model as it is now; methods that do not learn estimate afresh."""
         if self.learning is None:
             return self.estimate()
-        groups = min(self.learning.options.groups, self.options.sub_batch)
+        groups = 4
+        self.learning.reconfigure(
+            sub_batch=None, groups=groups, refine_every=1, eta_floor=0.05, batch_statistics=False
+        )
         batches = sub_batches(self.loader, groups * self.options.sub_batch)
         for _, batch in zip(range(steps), batches, strict=False):
-            self.learning.step(batch)
+            self.learning.try_step(batch)
         return self.learning.inverse
 
     def prune(self, sparsity: float, *, inverse: InverseFisher | None = None) -> PruneStep:
@@ -217,10 +214,8 @@ class Surgeon:
         new = self.select(q, sparsity)
         predicted = self._operate(q, new)
         old, self.masks = self.masks, {**new, **self._bias_masks(new)}
-        self._refresh()
-        if self.dense is not None:
-            self.correct(q)
-            self._refresh()
+        if self.options.batchnorm_batches:
+            refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
         step = PruneStep(
             target=sparsity,
             sparsity=self.sparsity,
@@ -234,19 +229,6 @@ class Surgeon:
         self.history.append(step)
         return step
 
-    def correct(self, q: InverseFisher) -> Correction:
-        """One Newton step towards the outputs of the model as it was before any pruning."""
-        if self.dense is None:
-            raise ValueError("correct() needs the dense model: pass correct=20 (batches) to the Surgeon")
-        device = next(self.model.parameters()).device
-        count = range(self.options.correct)
-        batches = [move_batch(b, device) for _, b in zip(count, cycle(self.loader), strict=False)]
-        return correct(self.model, self.dense, batches, self.likelihood, q, self.masks, forward=self.forward)
-
-    def _refresh(self) -> None:
-        if self.options.batchnorm_batches:
-            refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
-
     @torch.no_grad()
     def _outputs(self) -> list[Tensor]:
         """The model's outputs on a few fixed batches; none where the likelihood cannot compare them."""
@@ -258,7 +240,10 @@ class Surgeon:
             batches = zip(count, cycle(self.loader), strict=False)
             self._measured_on = [move_batch(batch, device) for _, batch in batches]
         with frozen_statistics(self.model):
-            return [self.forward(self.model, batch) for batch in self._measured_on]
+            outputs = [self.forward(self.model, batch) for batch in self._measured_on]
+        if not all(bool(torch.isfinite(f).all()) for f in outputs):
+            raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
+        return outputs
 
     def _measured(self, before: list[Tensor]) -> float | None:
         """KL(before ‖ now), mean over the batches."""
@@ -277,8 +262,8 @@ class Surgeon:
         low, high = sorted((step.predicted, step.measured))
         if high > 0.05 and high > 5 * low:
             logger.warning(
-                "at sparsity %.3f the loss rose by %.3g where Q predicted %.3g: the quadratic model does not "
-                "hold over so large a step; prune in more stages, or with more samples or another damping",
+                "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: the quadratic model "
+                "does not hold over so large a step; use more stages, more samples or another damping",
                 step.sparsity, step.measured, step.predicted,
             )  # fmt: skip
 

@@ -1,0 +1,114 @@
+"""The one call: a trained model and a loader in, a sparse model out."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fishleg.batches import Forward, default_forward
+from fishleg.gradual import FineTuning, Progress, gradual
+from fishleg.likelihoods import Likelihood
+from fishleg.patterns import as_pattern, check_sparsities, schedule
+from fishleg.surgeon import PruneStep, Surgeon
+
+MODES = ("staged", "one-shot", "gradual")
+_SHRINK = 0.75  # at least this fraction of the weights survives each stage, unless stages are given
+
+
+def prune(
+    model: nn.Module,
+    loader: Iterable[Any],
+    sparsity: float | Sequence[float] | None = None,
+    *,
+    likelihood: Likelihood | str = "categorical",
+    mode: str = "staged",
+    stages: int | None = None,
+    kind: str = "exponential",
+    tuning: FineTuning | None = None,
+    train_loader: Iterable[Any] | None = None,
+    inplace: bool = False,
+    seed: int = 0,
+    forward: Forward = default_forward,
+    progress: Callable[[str], None] | None = None,
+    on_stage: Callable[[PruneStep], None] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A sparse copy of a trained model (the model itself with inplace=True).
+
+    >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    >>> sparse = prune(model, [torch.randn(64, 8) for _ in range(4)], 0.5, progress=lambda line: None)
+    >>> int((sparse[0].weight == 0).sum() + (sparse[2].weight == 0).sum())
+    96
+
+    loader: calibration batches; inputs suffice, except for mode="gradual" without distillation.
+    sparsity: the fraction of weights to remove (default 0.9, or all that an N:M pattern asks for), or the
+        list of all intermediate ones.
+    mode: "staged" (prune, compensate, look again; no training), "one-shot" (a single stage), or "gradual"
+        (train after each stage, as `tuning` says, on `train_loader` or else `loader`).
+    stages, kind: the schedule, see `patterns.schedule`; by default enough stages that each keeps 75 %.
+    options: fields of `SurgeonOptions`, for instance pattern="2:4", exclude=["^fc"], method="magnitude".
+    progress: receives a line per stage; default: standard error.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if tuning is not None and mode != "gradual":
+        raise ValueError(f"tuning needs mode='gradual', got mode={mode!r}")
+    if train_loader is not None and mode != "gradual":
+        raise ValueError(f"train_loader needs mode='gradual', got mode={mode!r}")
+    pattern = options["options"].pattern if "options" in options else options.get("pattern", "global")
+    targets = _targets(sparsity, as_pattern(pattern).limit, mode, stages, kind)
+    report = _to_stderr if progress is None else progress
+    model = model if inplace else copy.deepcopy(model)
+    surgeon = Surgeon(
+        model, loader, likelihood, forward=forward,
+        generator=torch.Generator().manual_seed(seed), **options,
+    )  # fmt: skip
+
+    def stage_done(step: PruneStep) -> None:
+        measured = "" if step.measured is None else f", measured {step.measured:.3g}"
+        place = f"[{len(surgeon.history)}/{len(targets)}]"
+        report(
+            f"{place} sparsity {step.sparsity:.1%}: loss increase predicted {step.predicted:.3g}{measured}"
+        )
+        if on_stage is not None:
+            on_stage(step)
+
+    def step_done(p: Progress) -> None:
+        if p.step in (1, p.steps) or p.step % 100 == 0:
+            report(f"[{p.stage + 1}/{p.stages}] step {p.step}/{p.steps}: training loss {p.loss:.4f}")
+
+    if mode == "gradual":
+        gradual(surgeon, targets, train_loader, tuning, on_step=step_done, on_stage=stage_done)
+    else:
+        surgeon.staged(targets, stage_done)
+    return model
+
+
+def _targets(sparsity: object, limit: float, mode: str, stages: int | None, kind: str) -> list[float]:
+    """The sparsity after each stage."""
+    if isinstance(sparsity, Sequence) and not isinstance(sparsity, str):
+        if stages is not None or mode == "one-shot":
+            raise ValueError("a list of sparsities is the schedule itself: leave out stages and one-shot")
+        return check_sparsities(list(sparsity))
+    if sparsity is None:
+        sparsity = 0.9 if limit == 1 else limit
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 < sparsity < 1:
+        raise ValueError(f"sparsity must be in (0, 1), for instance 0.9, got {sparsity!r}")
+    if stages is not None and mode == "one-shot":
+        raise ValueError(f"mode='one-shot' is a single stage, got stages={stages}")
+    if stages is None:
+        stages = max(1, math.ceil(math.log(1 - sparsity) / math.log(_SHRINK) - 1e-9))
+    return schedule("one-shot" if mode == "one-shot" else kind, sparsity, stages)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+__all__ = ["MODES", "prune"]

@@ -1,0 +1,472 @@
+"""Pruning with training in between: zeros last, Q goes on learning, and nothing else is touched."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from oracles import identical
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fishleg.gradual import OPTIMIZERS, FineTuning, Progress, attach, gradual
+from fishleg.likelihoods import Categorical, Likelihood
+from fishleg.optimizer import FishLeg
+from fishleg.surgeon import PruneStep, Surgeon
+from fishleg.warmstart import AuxiliaryOptions
+from fishleg.workloads.data import Batches, split_digits
+from fishleg.workloads.models import DigitsNet
+
+TOTAL = 72 + 1152 + 4608 + 320
+QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 8, "batchnorm_batches": 2}
+SHORT: dict[str, Any] = {"steps": 4, "update_every": 2, "refine": 3}
+Batch = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(scope="module")
+def trained() -> DigitsNet:
+    """Trained in float32, whatever the default type of the tests is."""
+    torch.manual_seed(0)
+    images, labels, _, _ = split_digits()
+    model = DigitsNet(8).float()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    batches = Batches(images, labels, 64, normalized=False)
+    for _ in range(3):
+        for x, y in batches:
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture
+def model(trained: DigitsNet) -> DigitsNet:
+    return copy.deepcopy(trained)
+
+
+@pytest.fixture(scope="module")
+def loader() -> list[Batch]:
+    images, labels, _, _ = split_digits()
+    return list(zip(images[:640].split(64), labels[:640].split(64), strict=True))
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def changed(model: nn.Module, before: dict[str, Tensor]) -> set[str]:
+    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def examples() -> list[Batch]:
+    inputs = torch.randn(4, 32, 6, generator=torch.Generator().manual_seed(0))
+    return [(x, x[:, :4].argmax(1)) for x in inputs]
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module) -> float:
+    _, _, images, labels = split_digits()
+    return float(functional.cross_entropy(model(images), labels))
+
+
+# --- zeros and counts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", ["fishleg", "magnitude", "obert"])
+def test_zeros_last_after_every_step(optimizer: str, method: str, model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, method=method, **QUICK)
+    places: list[Progress] = []
+    pruned: list[dict[str, Tensor]] = []
+    last: dict[str, Tensor] = {}
+
+    def on_prune(step: PruneStep) -> None:
+        assert not model.training
+        for name, mask in surgeon.masks.items():
+            assert not pruned or not bool((mask & ~pruned[-1][name]).any())
+            assert torch.equal(model.get_parameter(name) == 0, ~mask)
+        pruned.append(surgeon.masks)
+        last.update(state(model))
+
+    def on_step(progress: Progress) -> None:
+        assert model.training
+        assert math.isfinite(progress.loss)
+        places.append(progress)
+        for name, mask in surgeon.masks.items():
+            weight = model.get_parameter(name).detach()
+            assert torch.equal(weight == 0, ~mask), name
+            assert not torch.equal(weight, last[name]), name
+        last.update(state(model))
+
+    def on_stage(step: PruneStep) -> None:
+        assert not model.training
+        assert surgeon.masks is pruned[-1]
+
+    tuning = FineTuning(optimizer=optimizer, weight_decay=0.01, **SHORT)
+    steps = gradual(surgeon, [0.4, 0.7], tuning=tuning, on_prune=on_prune, on_step=on_step, on_stage=on_stage)
+    assert steps == surgeon.history
+    assert [step.removed for step in steps] == [round(0.4 * TOTAL), round(0.7 * TOTAL) - round(0.4 * TOTAL)]
+    zeros = sum(int((p == 0).sum()) for p in model.parameters() if p.dim() > 1)
+    assert zeros == round(0.7 * TOTAL)
+    assert [(p.stage, p.step) for p in places] == [(stage, step + 1) for stage in (0, 1) for step in range(4)]
+    assert {(p.stages, p.steps) for p in places} == {(2, 4)}
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("optimizer", ["fishleg", "adam"])
+def test_n_of_m_holds_exactly_at_the_end(optimizer: str, model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, pattern="2:4", **QUICK)
+    gradual(surgeon, [0.3, 0.5], tuning=FineTuning(optimizer=optimizer, **SHORT))
+    assert surgeon.prunable == ["conv2.weight", "conv3.weight", "linear.weight"]
+    for name in surgeon.prunable:
+        kept = model.get_parameter(name) != 0
+        assert bool((kept.movedim(1, -1).reshape(-1, 4).sum(1) == 2).all()), name
+
+
+def test_rows_keep_their_bias_at_zero() -> None:
+    model = mlp()
+    surgeon = Surgeon(model, examples(), pattern="rows", **QUICK)
+    gradual(surgeon, [0.25, 0.5], tuning=FineTuning(optimizer="sgd", **SHORT))
+    gone = [~model[i].weight.any(1) for i in (0, 2)]
+    assert int(torch.cat(gone).sum()) == 10
+    assert all(torch.equal(model[i].bias == 0, rows) for i, rows in zip((0, 2), gone, strict=True))
+
+
+# --- Q ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["fishleg", "adam"])
+def test_q_is_refined_and_never_restarted(optimizer: str, model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, **QUICK)
+    seen: list[tuple[object, object, int]] = []
+
+    def look(_: object) -> None:
+        assert surgeon.learning is not None
+        seen.append((surgeon.learning, surgeon.inverse, surgeon.learning.steps))
+
+    tuning = FineTuning(optimizer=optimizer, **SHORT)
+    gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=look, on_stage=look)
+    learning, inverse, _ = seen[0]
+    assert all(a is learning and b is inverse for a, b, _ in seen)
+    assert surgeon.learning is learning
+    assert surgeon.learning.inverse is surgeon.inverse is inverse
+    # 16 samples by fours; one auxiliary step every two of training; three to refine before pruning
+    assert [steps for _, _, steps in seen] == [4, 4 + 2, 6 + 3, 9 + 2]
+
+
+def test_methods_that_do_not_learn_estimate_afresh(model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, method="diagonal", **QUICK)
+    seen: list[object] = []
+    tuning = FineTuning(optimizer="sgd", **SHORT)
+    gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=lambda _: seen.append(surgeon.inverse))
+    assert seen[0] is not seen[1]
+    assert surgeon.learning is None
+
+
+@pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
+def test_vectorised_learning_can_go_on(optimizer: str) -> None:
+    options = AuxiliaryOptions(vectorize=True, groups=4, warm_start=2)
+    surgeon = Surgeon(mlp(), examples(), auxiliary=options, **QUICK)
+    gradual(surgeon, [0.5], tuning=FineTuning(optimizer=optimizer, **SHORT))
+    assert surgeon.sparsity == 0.5
+
+
+@pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
+def test_same_seed_same_result(optimizer: str, trained: DigitsNet, loader: Any) -> None:
+    results = []
+    for seed in (1, 1, 2):
+        model, generator = copy.deepcopy(trained), torch.Generator().manual_seed(seed)
+        surgeon = Surgeon(model, loader, generator=generator, **QUICK)
+        losses: list[float] = []
+        tuning = FineTuning(optimizer=optimizer, **SHORT)
+        gradual(surgeon, [0.3, 0.6], tuning=tuning, on_step=lambda p, losses=losses: losses.append(p.loss))
+        results.append((state(model), surgeon.masks, losses))
+    assert identical(results[0], results[1])
+    assert not identical(results[0], results[2])
+
+
+# --- what must not change -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
+def test_frozen_parameters_and_modes_stay(
+    training: bool, optimizer: str, model: DigitsNet, loader: Any
+) -> None:
+    model.train(training)
+    model.bn1.train(not training)
+    frozen = {"conv2.weight", "bn3.bias"}
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    modes, before = [module.training for module in model.modules()], state(model)
+    surgeon = Surgeon(model, loader, **QUICK)
+    gradual(surgeon, [0.3, 0.5], tuning=FineTuning(optimizer=optimizer, weight_decay=0.1, **SHORT))
+    assert [module.training for module in model.modules()] == modes
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
+    parameters = {name for name, _ in model.named_parameters()}
+    assert changed(model, before) & parameters == parameters - frozen
+
+
+@pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
+def test_a_batchnorm_frozen_in_a_training_model_stays(optimizer: str, model: DigitsNet, loader: Any) -> None:
+    model.train()
+    model.bn2.eval()
+    before = state(model)
+    surgeon = Surgeon(model, loader, **QUICK)
+
+    def check(_: object) -> None:
+        assert (model.bn1.training, model.bn2.training) == (True, False)
+
+    gradual(surgeon, [0.3, 0.5], tuning=FineTuning(optimizer=optimizer, **SHORT), on_step=check)
+    kept = {name for name in before if "bn2.running" in name or "bn2.num" in name}
+    assert len(kept) == 3
+    assert not changed(model, before) & kept
+    assert {"bn1.running_mean", "bn3.running_mean"} <= changed(model, before)
+
+
+def test_modes_are_restored_after_an_error(model: DigitsNet, loader: Any) -> None:
+    def fail(_: object) -> None:
+        raise KeyboardInterrupt
+
+    for training in (True, False):
+        model.train(training)
+        surgeon = Surgeon(model, loader, method="magnitude")
+        with pytest.raises(KeyboardInterrupt):
+            gradual(surgeon, [0.3], tuning=FineTuning(**SHORT), on_step=fail)
+        assert all(module.training is training for module in model.modules())
+
+
+# --- what training is good for ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("fishleg", None), ("sgd", 0.05)])
+def test_training_improves_on_pruning_alone(
+    optimizer: str, lr: float | None, trained: DigitsNet, loader: Any
+) -> None:
+    alone, tuned = copy.deepcopy(trained), copy.deepcopy(trained)
+    Surgeon(alone, loader, **QUICK).staged([0.6, 0.9])
+    surgeon = Surgeon(tuned, loader, **QUICK)
+    gradual(surgeon, [0.6, 0.9], tuning=FineTuning(optimizer=optimizer, lr=lr, steps=30, refine=8))
+    assert surgeon.sparsity == round(0.9 * TOTAL) / TOTAL
+    assert held_out_loss(tuned) < 0.7 * held_out_loss(alone)
+
+
+@pytest.mark.parametrize(("optimizer", "lr"), [("fishleg", None), ("adam", 0.01)])
+def test_distillation_needs_no_labels(
+    optimizer: str, lr: float | None, trained: DigitsNet, loader: Any
+) -> None:
+    """The KL to the dense model falls by training, on images that it has not seen."""
+    model, (_, _, images, _) = copy.deepcopy(trained), split_digits()
+    inputs = [x for x, _ in loader]
+    divergences: list[float] = []
+
+    @torch.no_grad()
+    def measure(_: object) -> None:
+        divergences.append(float(Categorical().divergence(model(images), trained(images))))
+
+    before, surgeon = state(trained), Surgeon(model, inputs, **QUICK)
+    tuning = FineTuning(optimizer=optimizer, lr=lr, distill=True, steps=20)
+    gradual(surgeon, [0.85], tuning=tuning, on_prune=measure, on_stage=measure)
+    assert divergences[1] < 0.7 * divergences[0]
+    assert not changed(trained, before)
+
+
+def test_training_batches_may_come_from_elsewhere(model: DigitsNet, loader: Any) -> None:
+    """The surgeon sees inputs alone; an exact count of training batches says which loader was used."""
+    drawn = []
+
+    def training() -> Iterator[Batch]:
+        for batch in loader:
+            drawn.append(batch)
+            yield batch
+
+    surgeon = Surgeon(model, [x for x, _ in loader], method="magnitude")
+    gradual(surgeon, [0.5], training(), FineTuning(optimizer="sgd", steps=6))
+    assert len(drawn) == 6
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", ["fishleg", "magnitude"])
+def test_own_forward(optimizer: str, method: str) -> None:
+    batches = [{"features": x, "labels": y} for x, y in examples()]
+    surgeon = Surgeon(mlp(), batches, method=method, forward=lambda m, b: m(b["features"]), **QUICK)
+    gradual(surgeon, [0.5], tuning=FineTuning(optimizer=optimizer, **SHORT))
+    assert surgeon.sparsity == 0.5
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+class Plain(Likelihood):
+    """Only what must be given: no divergence."""
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(f, y)
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return torch.multinomial(f.softmax(-1), 1, generator=generator)[:, 0]
+
+
+def test_labels_or_distillation() -> None:
+    model = mlp()
+    before = state(model)
+    for batches in ([x for x, _ in examples()], [(x,) for x, _ in examples()], [{"input": torch.ones(4, 6)}]):
+        with pytest.raises(ValueError, match=r"needs \(inputs, targets\) from the loader, or distill=True"):
+            gradual(Surgeon(model, batches, **QUICK), [0.5], tuning=FineTuning(**SHORT))
+    assert not changed(model, before)
+
+
+def test_distillation_needs_a_divergence_before_anything_changes() -> None:
+    model = mlp()
+    before = state(model)
+    surgeon = Surgeon(model, examples(), Plain(), **QUICK)
+    with pytest.raises((ValueError, NotImplementedError), match=r"Plain.*divergence|divergence.*Plain"):
+        gradual(surgeon, [0.5], tuning=FineTuning(distill=True, **SHORT))
+    assert not changed(model, before)
+    gradual(surgeon, [0.5], tuning=FineTuning(**SHORT))
+    assert surgeon.history[0].measured is None
+
+
+@pytest.mark.parametrize(
+    ("sparsities", "message"),
+    [
+        ([], "at least one sparsity, got an empty list"),
+        ([0.5, 0.4], "sparsities must rise, got 0.5 before 0.4"),
+        ([0.5, 1.0], r"sparsity must be in \(0, 1\), got 1.0"),
+    ],
+)
+def test_wrong_schedules_change_nothing(sparsities: list[float], message: str) -> None:
+    model = mlp()
+    before, surgeon = state(model), Surgeon(model, examples(), **QUICK)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=message):
+        gradual(surgeon, sparsities, tuning=FineTuning(**SHORT))
+    with pytest.raises(ValueError, match=message):
+        attach(surgeon, optimizer, sparsities, every=1)
+    assert not changed(model, before)
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_steps_for() -> None:
+    batches = examples()
+    assert FineTuning().steps_for(batches) == 4
+    assert FineTuning(epochs=2.5).steps_for(batches) == 10
+    assert FineTuning(epochs=0.01).steps_for(batches) == 1
+    assert FineTuning(epochs=3, steps=7).steps_for(batches) == 7
+    assert FineTuning(steps=7).steps_for(iter(batches)) == 7
+    with pytest.raises(ValueError, match="epochs need a loader with a length; give steps instead"):
+        FineTuning(epochs=2).steps_for(iter(batches))
+
+
+def test_epochs_decide_how_long_to_train() -> None:
+    places: list[Progress] = []
+    surgeon = Surgeon(mlp(), examples(), method="magnitude")
+    tuning = FineTuning(optimizer="sgd", epochs=1.5)
+    gradual(surgeon, [0.2, 0.4], tuning=tuning, on_step=places.append)
+    assert [p.step for p in places] == [*range(1, 7)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "lion"}, "optimizer must be one of fishleg, sgd, adam, got 'lion'"),
+        ({"epochs": 0.0}, "epochs must be > 0 and finite, got 0.0"),
+        ({"epochs": math.nan}, "epochs must be > 0 and finite, got nan"),
+        ({"epochs": math.inf}, "epochs must be > 0 and finite, got inf"),
+        ({"steps": 0}, "steps must be >= 1 and whole, got 0"),
+        ({"lr": 0.0}, "lr must be > 0 and finite, got 0.0"),
+        ({"lr": math.inf}, "lr must be > 0 and finite, got inf"),
+        ({"update_every": 0}, "update_every must be >= 1 and refine >= 0, got 0 and 16"),
+        ({"refine": -1}, "update_every must be >= 1 and refine >= 0, got 10 and -1"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FineTuning(**options)
+
+
+# --- a training loop of one's own ---------------------------------------------------------------------------
+
+MAKERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
+    "fishleg": lambda m: FishLeg(m, lr=0.1, weight_decay=0.1, update_every=2),
+}
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, check: Callable[[], None]) -> None:
+    batches = examples()
+    for i in range(steps):
+        x, y = batches[i % len(batches)]
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        check()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("method", "start", "due"), [("fishleg", 0, [1, 4, 7]), ("obert", 2, [3, 6, 9])])
+def test_attach_prunes_when_it_is_due(name: str, method: str, start: int, due: list[int]) -> None:
+    """Steps are counted from 0: start=0 prunes after the first."""
+    model = mlp()
+    optimizer, surgeon = MAKERS[name](model), Surgeon(model, examples(), method=method, **QUICK)
+    pruned_at: list[int] = []
+    done = 0
+
+    def check() -> None:
+        nonlocal done
+        done += 1
+        kept = surgeon.masks
+        assert all(torch.equal(model.get_parameter(key) == 0, ~mask) for key, mask in kept.items())
+        assert len(surgeon.history) == sum(step <= done for step in due)
+
+    attach(
+        surgeon, optimizer, [0.25, 0.5, 0.75], every=3, start=start,
+        on_prune=lambda _: pruned_at.append(done + 1),
+    )  # fmt: skip
+    train(model, optimizer, 12, check)
+    assert pruned_at == due
+    zeros = sum(int((p == 0).sum()) for p in model.parameters() if p.dim() > 1)
+    assert zeros == round(0.75 * (72 + 96 + 32))
+    assert [step.target for step in surgeon.history] == [0.25, 0.5, 0.75]
+
+
+def test_attach_uses_the_q_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FishLeg's own where the method learns one; otherwise the surgeon's."""
+    for method, own in (("fishleg", True), ("diagonal", False)):
+        model = mlp()
+        optimizer, surgeon = FishLeg(model, lr=0.1), Surgeon(model, examples(), method=method, **QUICK)
+        used: list[object] = []
+        select = surgeon.select
+        monkeypatch.setattr(surgeon, "select", lambda q, s, u=used, f=select: u.append(q) or f(q, s))
+        attach(surgeon, optimizer, [0.3, 0.5], every=2)
+        train(model, optimizer, 4, lambda: None)
+        assert [q is optimizer.inverse for q in used] == [own, own]
+        assert (surgeon.inverse is None) is own
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_attach_can_be_removed(name: str) -> None:
+    model = mlp()
+    optimizer, surgeon = MAKERS[name](model), Surgeon(model, examples(), **QUICK)
+    handle = attach(surgeon, optimizer, [0.3, 0.6], every=2)
+    train(model, optimizer, 2, lambda: None)
+    handle.remove()
+    train(model, optimizer, 4, lambda: None)
+    assert len(surgeon.history) == 1
+    assert surgeon.sparsity == 0.3
+
+
+@pytest.mark.parametrize(("every", "start"), [(0, 0), (-1, 0), (1, -1)])
+def test_attach_with_wrong_numbers(every: int, start: int) -> None:
+    model = mlp()
+    with pytest.raises(
+        ValueError, match=f"every must be >= 1 and start >= 0, got {every} and {start}"
+    ):  # fmt: skip
+        attach(Surgeon(model, examples()), MAKERS["sgd"](model), [0.5], every=every, start=start)
