@@ -73,6 +73,7 @@ def run_units(name: str, units: list[Unit], run: Callable[[Unit], dict[str, Any]
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     results = [] if "--again" in sys.argv or not path.exists() else json.loads(path.read_text())
+    done = 0
     for i, unit in enumerate(units):
         if find(results, unit) is not None:
             continue
@@ -82,7 +83,9 @@ def run_units(name: str, units: list[Unit], run: Callable[[Unit], dict[str, Any]
             command = [sys.executable, sys.argv[0], "--unit", json.dumps(unit), "--unit-out", str(out)]
             subprocess.run(command, check=True)
             # another process may have added units of its own meanwhile: read again before writing
-            results = json.loads(path.read_text()) if path.exists() and i else results
+            fresh = "--again" in sys.argv and not done
+            results = [] if fresh or not path.exists() else json.loads(path.read_text())
+            done += 1
             results.append(json.loads(out.read_text()))
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(results, indent=1) + "\n")

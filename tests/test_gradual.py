@@ -11,7 +11,7 @@ from oracles import identical
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg.gradual import OPTIMIZERS, FineTuning, Progress, attach, gradual
+from fishleg.gradual import OPTIMIZERS, FineTuning, Progress, _Trainer, attach, gradual
 from fishleg.likelihoods import Categorical, Likelihood
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
@@ -382,7 +382,7 @@ def test_epochs_decide_how_long_to_train() -> None:
         ({"steps": 0}, "steps must be >= 1 and whole, got 0"),
         ({"lr": 0.0}, "lr must be > 0 and finite, got 0.0"),
         ({"lr": math.inf}, "lr must be > 0 and finite, got inf"),
-        ({"update_every": 0}, "update_every must be >= 1 and refine >= 0, got 0 and 16"),
+        ({"update_every": 0}, "update_every must be >= 1 and refine >= 0, got 0 and 24"),
         ({"refine": -1}, "update_every must be >= 1 and refine >= 0, got 10 and -1"),
     ],
 )
@@ -470,3 +470,16 @@ def test_attach_with_wrong_numbers(every: int, start: int) -> None:
         ValueError, match=f"every must be >= 1 and start >= 0, got {every} and {start}"
     ):  # fmt: skip
         attach(Surgeon(model, examples()), MAKERS["sgd"](model), [0.5], every=every, start=start)
+
+
+def test_the_trust_region_shrinks_with_the_loss(model: DigitsNet) -> None:
+    """A tenth of the loss, averaged over ten steps, never more than max_kl itself; Gaussian: max_kl."""
+    loader = [(torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))]
+    trainer = _Trainer(Surgeon(model, loader), loader, FineTuning(max_kl=0.1), 1)
+    assert trainer._trust_region(0.5) == pytest.approx(0.05)
+    assert trainer._trust_region(0.1) == pytest.approx(0.03)
+    for _ in range(10):
+        found = trainer._trust_region(7.0)
+    assert found == 0.1
+    floorless = _Trainer(Surgeon(model, loader, "gaussian"), loader, FineTuning(max_kl=0.1), 1)
+    assert floorless._trust_region(0.5) == 0.1

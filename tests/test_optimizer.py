@@ -281,3 +281,19 @@ def test_bad_masks_change_nothing() -> None:
         optimizer.set_masks({"0.weight": torch.zeros(6, 4).bool(), "5.weight": torch.ones(2).bool()})
     assert optimizer.masks == {}
     same_weights(model, net())
+
+
+def test_steps_may_be_damped_more_than_q() -> None:
+    """w ← w − η (Q⁻¹ + (s−1)γI)⁻¹ g with Q untouched."""
+    model = nn.Linear(3, 2)
+    inverse = InverseFisher.from_model(model, "diagonal", scale=4.0)
+    options = {"gamma": 0.1, "lr": 1.0, "momentum": 0.0, "max_kl": None, "warmup": 0, "update_every": 1000}
+    optimizer = FishLeg(model, inverse=inverse, step_damping=11.0, **options)
+    optimizer.steps = 1  # no auxiliary step is due
+    before = model.weight.detach().clone()
+    model(torch.randn(5, 3)).square().sum().backward()
+    optimizer.step()
+    expected = before - model.weight.grad / (1 / 4.0 + 10 * 0.1)
+    assert torch.allclose(model.weight.detach(), expected)
+    with pytest.raises(ValueError, match=r"step_damping must be >= 1 and finite, got 0\.5"):
+        FishLeg(model, step_damping=0.5)

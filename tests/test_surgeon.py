@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from fishleg.baselines import METHODS
 from fishleg.inverse import InverseFisher
-from fishleg.surgeon import Surgeon
+from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.workloads.data import Batches, split_digits
 from fishleg.workloads.models import DigitsNet
 
@@ -179,10 +180,12 @@ def test_rows_of_unequal_length_are_counted_as_rows() -> None:
 
 
 def test_no_layer_is_emptied(model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, method="magnitude", floor=0.05)
-    surgeon.prune(0.94)
-    for name, mask in surgeon.masks.items():
-        assert int(mask.sum()) >= math.ceil(0.05 * WEIGHTS[name])
+    """Each weight keeps its share of the mean density, at any sparsity."""
+    surgeon = Surgeon(model, loader, method="magnitude", floor=0.5)
+    for sparsity in (0.94, 0.99):
+        surgeon.prune(sparsity)
+        for name, mask in surgeon.masks.items():
+            assert int(mask.sum()) >= math.ceil(0.5 * (1 - sparsity) * WEIGHTS[name])
 
 
 def test_revived_weights_are_removed_again(model: DigitsNet, loader: Any) -> None:
@@ -194,6 +197,40 @@ def test_revived_weights_are_removed_again(model: DigitsNet, loader: Any) -> Non
             p.add_(1.0)
     surgeon.prune(0.6)
     assert all(not bool(model.get_parameter(name)[~mask].any()) for name, mask in old.items())
+
+
+def test_a_learned_q_is_refined_from_stage_to_stage(model: DigitsNet, loader: Any) -> None:
+    surgeon = Surgeon(model, loader, **QUICK)
+    seen = []
+    surgeon.staged([0.2, 0.4, 0.6], lambda _: seen.append((surgeon.inverse, surgeon.learning.steps)))
+    assert seen[0][0] is seen[1][0] is seen[2][0]
+    assert [steps for _, steps in seen] == [4, 6, 8]
+
+
+def test_measured_loss_is_the_divergence_from_the_model_before(model: DigitsNet, loader: Any) -> None:
+    with torch.no_grad():
+        before = [model(x).log_softmax(1) for x in loader[:2]]
+    step = Surgeon(model, loader, **QUICK).prune(0.7)
+    with torch.no_grad():
+        after = [model(x).log_softmax(1) for x in loader[:2]]
+    pairs = zip(after, before, strict=True)
+    kl = sum(functional.kl_div(f, g, log_target=True, reduction="batchmean") for f, g in pairs) / 2
+    assert step.measured == pytest.approx(float(kl), rel=1e-4)
+    assert Surgeon(model, loader, measure_batches=0, **QUICK).prune(0.8).measured is None
+
+
+def test_a_bad_prediction_is_reported(
+    model: DigitsNet, loader: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    surgeon = Surgeon(model, [], method="diagonal")
+    step = PruneStep(0.9, 0.9, 1, predicted=0.01, measured=1.0, gamma=1.0)
+    surgeon._compare(step)
+    assert "the loss increase was 1, and Q had predicted 0.01" in caplog.text
+    caplog.clear()
+    surgeon._compare(replace(step, measured=0.03))
+    surgeon._compare(replace(step, predicted=0.001, measured=0.01))
+    surgeon._compare(replace(step, measured=None))
+    assert not caplog.text
 
 
 # --- accuracy -----------------------------------------------------------------------------------------------

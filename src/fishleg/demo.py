@@ -1,6 +1,6 @@
 """`python -m fishleg.demo`: train a small network on real digits, learn Q, look at its health, prune.
 
-Everything is embedded; it takes well under a minute. With matplotlib installed it also draws the picture.
+Everything is embedded; it takes one or two minutes. With matplotlib installed it also draws the picture.
 """
 
 from __future__ import annotations
@@ -12,21 +12,32 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fishleg.auxiliary import Auxiliary, AuxStats
+from fishleg.gradual import FineTuning, gradual
 from fishleg.inverse import InverseFisher
 from fishleg.optimizer import FishLeg
-from fishleg.patterns import schedule
-from fishleg.surgeon import Surgeon
+from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.workloads.data import Batches, split_digits
 from fishleg.workloads.models import DigitsNet
 
 Curve = list[tuple[int, float]]
+Point = tuple[float, float]
+TARGETS = (0.9, 0.95)
+GRADUAL = (0.5, 0.7, 0.8, 0.87, 0.9, 0.93, 0.95)
+# name → (options of the Surgeon, optimizer between the prunings), as the paper pairs them
+METHODS: dict[str, tuple[dict[str, Any], str]] = {
+    "magnitude": ({"method": "magnitude", "compensation": "none"}, "sgd"),
+    "OBS (oBERT)": ({"method": "obert", "compensation": "sum"}, "sgd"),
+    "M-FAC": ({"method": "mfac", "compensation": "sum"}, "sgd"),
+    "FLS": ({}, "fishleg"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,10 +48,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, default=150, help="training steps (default: 150)")
     parser.add_argument("--aux-steps", type=int, default=200, help="most auxiliary steps (default: 200)")
+    parser.add_argument(
+        "--tune-steps", type=int, default=40, help="training steps after each gradual pruning (default: 40)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    if arguments.steps < 1 or arguments.aux_steps < 1:
-        parser.error(f"--steps and --aux-steps must be >= 1, got {arguments.steps} and {arguments.aux_steps}")
+    for name in ("steps", "aux_steps", "tune_steps"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be >= 1, got {getattr(arguments, name)}")
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -71,10 +86,13 @@ def main(argv: list[str] | None = None) -> int:
     print(inverse.describe())
 
     print(
-        "\n3. pruning without labels or training: stages of score, remove, compensate, refresh BatchNorm",
+        "\n3. pruning to 90 and 95 %: one shot (no labels, no training), and gradually with "
+        f"{arguments.tune_steps} training steps after each of {len(GRADUAL)} prunings",
         flush=True,
     )
-    pruned = prune(models["SGD with momentum"], x, x_test, y_test, arguments.seed)
+    dense = models["SGD with momentum"]
+    pruned = prune(dense, (x, y), (x_test, y_test), arguments.tune_steps, arguments.seed)
+    print(f"\n{table(pruned, accuracy(dense, x_test, y_test))}")
 
     result = {
         "pruning": pruned,
@@ -143,27 +161,62 @@ def learn_q(
 
 def prune(
     dense: nn.Module,
-    x: Tensor,
-    x_test: Tensor,
-    y_test: Tensor,
+    train_data: tuple[Tensor, Tensor],
+    test_data: tuple[Tensor, Tensor],
+    tune_steps: int,
     seed: int,
-    targets: tuple[float, ...] = (0.8, 0.9, 0.95),
-) -> dict[str, list[tuple[float, float]]]:
-    """Test accuracy at each sparsity, by magnitude and by the learned Q."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for method, compensation in (("magnitude", "none"), ("fishleg", "joint")):
-        model = copy.deepcopy(dense)
-        loader = Batches(x, torch.zeros(len(x)), 128, seed=seed, normalized=False)
-        surgeon = Surgeon(
-            model, [images for images, _ in loader], method=method, compensation=compensation, samples=128
-        )
-        sparsities = schedule("exponential", targets[-1], 6)
-        for sparsity in sorted({*sparsities, *targets}):
+) -> dict[str, list[Point]]:
+    """Test accuracy against sparsity for each method, one shot and gradual."""
+    found: dict[str, list[Point]] = {}
+    for name, (options, optimizer) in METHODS.items():
+        started = time.perf_counter()
+        points = []
+        for sparsity in TARGETS:  # each from the dense model again
+            surgeon = _surgeon(dense, train_data, seed, options)
             surgeon.prune(sparsity)
-            found.setdefault(method, []).append((sparsity, accuracy(model, x_test, y_test)))
-        shown = "   ".join(f"{s:.0%}: {a:.1%}" for s, a in found[method] if s in targets)
-        print(f"   {method:<10} test accuracy at sparsity {shown}", flush=True)
+            points.append((sparsity, accuracy(surgeon.model, *test_data)))
+        found[f"{name}, one shot"] = points
+        surgeon = _surgeon(dense, train_data, seed, options)
+        gradually: list[Point] = []
+        tuning = FineTuning(optimizer=optimizer, steps=tune_steps)
+        loader = Batches(*train_data, 128, seed=seed, normalized=False)
+
+        def stage_done(
+            step: PruneStep, model: nn.Module = surgeon.model, points: list[Point] = gradually
+        ) -> None:
+            points.append((step.target, accuracy(model, *test_data)))
+
+        gradual(surgeon, GRADUAL, loader, tuning, on_stage=stage_done)
+        found[f"{name}, gradual"] = gradually
+        shown = "   ".join(f"{s:.0%}: {a:.1%}" for s, a in gradually if s in TARGETS)
+        print(
+            f"   {name:<10} gradual, with {optimizer:<8} {shown}   {time.perf_counter() - started:.0f} s",
+            flush=True,
+        )
     return found
+
+
+def _surgeon(dense: nn.Module, data: tuple[Tensor, Tensor], seed: int, options: dict[str, Any]) -> Surgeon:
+    loader = Batches(*data, 128, seed=seed, normalized=False)
+    return Surgeon(
+        copy.deepcopy(dense),
+        list(loader),
+        samples=128,
+        generator=torch.Generator().manual_seed(seed),
+        **options,
+    )
+
+
+def table(found: dict[str, list[Point]], dense: float) -> str:
+    """Test accuracy by method, one shot and gradual, at the reported sparsities."""
+    modes = ("one shot", "gradual")
+    heads = [f"{mode} {target:.0%}" for mode in modes for target in TARGETS]
+    lines = [f"   {'test accuracy, %':<18}" + "".join(f"{head:>15}" for head in heads)]
+    lines.append(f"   {'dense':<18}" + f"{100 * dense:>15.1f}")
+    for name in METHODS:
+        cells = [dict(found[f"{name}, {mode}"])[target] for mode in modes for target in TARGETS]
+        lines.append(f"   {name:<18}" + "".join(f"{100 * cell:>15.1f}" for cell in cells))
+    return "\n".join(lines)
 
 
 @torch.no_grad()
@@ -197,11 +250,15 @@ def draw(result: dict[str, object], path: Path) -> Path | None:
     right.set_yscale("symlog", linthresh=0.1)
     pruning = result["pruning"]
     assert isinstance(pruning, dict)
-    for method, points in pruning.items():
-        sparsity, correct = zip(*points, strict=True)
-        last.plot([100 * s for s in sparsity], [100 * a for a in correct], marker="o", label=method)
-    last.set(title="Pruned without training", xlabel="sparsity, %", ylabel="test accuracy, %")
-    last.legend(frameon=False)
+    for i, name in enumerate(METHODS):
+        for mode, style in (("one shot", ":"), ("gradual", "-")):
+            sparsity, correct = zip(*pruning[f"{name}, {mode}"], strict=True)
+            last.plot(
+                [100 * s for s in sparsity], [100 * a for a in correct],
+                style, marker="o", markersize=4, color=f"C{i}", label=f"{name}, {mode}",
+            )  # fmt: skip
+    last.set(title="Pruned digits network", xlabel="sparsity, %", ylabel="test accuracy, %")
+    last.legend(frameon=False, fontsize=7, loc="lower left")
     figure.savefig(path, dpi=130)
     return path
 

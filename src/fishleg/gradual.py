@@ -39,9 +39,10 @@ class FineTuning:
     lr: float | None = None  # None: the optimizer's default
     momentum: float = 0.9
     weight_decay: float = 0.0
-    max_kl: float = 0.01  # FishLeg's trust region
+    max_kl: float = 0.005  # FishLeg's trust region, per unit of loss (see `_trust_region`)
+    step_damping: float = 30.0  # FishLeg's damping in multiples of γ: steps bear less than pruning does
     update_every: int = 10  # auxiliary steps, one every so many training steps
-    refine: int = 16  # and so many in a row before each pruning step
+    refine: int = 24  # and so many in a row before each pruning step
     distill: bool = False  # learn from the dense model's outputs (no labels needed)
 
     def __post_init__(self) -> None:
@@ -58,6 +59,8 @@ class FineTuning:
                 "momentum must be in [0, 1), weight_decay >= 0 and max_kl > 0, "
                 f"got {self.momentum}, {self.weight_decay} and {self.max_kl}"
             )
+        if not 1 <= self.step_damping < math.inf:
+            raise ValueError(f"step_damping must be >= 1 and finite, got {self.step_damping}")
         if self.update_every < 1 or self.refine < 0:
             raise ValueError(
                 f"update_every must be >= 1 and refine >= 0, got {self.update_every} and {self.refine}"
@@ -182,6 +185,7 @@ class _Trainer:
         self.surgeon, self.tuning, self.steps = surgeon, tuning, steps
         self.teacher = copy.deepcopy(surgeon.model).eval() if tuning.distill else None
         self.learning: Auxiliary | None = None
+        self.recent: list[float] = []
         self.batches = cycle(loader)
         self.first = next(self.batches)
         if targets_of(self.first) is None and self.teacher is None:
@@ -209,6 +213,7 @@ class _Trainer:
         return FishLeg(
             surgeon.model, surgeon.likelihood, lr=lr, momentum=tuning.momentum, max_kl=tuning.max_kl,
             weight_decay=tuning.weight_decay, update_every=tuning.update_every, warmup=0, auxiliary=learning,
+            step_damping=tuning.step_damping,
         )  # fmt: skip
 
     def train(self, optimizer: Optimizer) -> Iterator[float]:
@@ -235,6 +240,7 @@ class _Trainer:
                 loss = self.loss(batch)
                 loss.backward()
                 if isinstance(optimizer, FishLeg):
+                    optimizer.max_kl = self._trust_region(float(loss.detach()))
                     optimizer.step(batch=batch)
                 else:
                     optimizer.step()
@@ -244,6 +250,18 @@ class _Trainer:
         finally:
             if handle is not None:
                 handle.remove()
+
+    def _trust_region(self, loss: float) -> float:
+        """The KL that a step may cost: a fraction of the loss there is to lose, 1 at most.
+
+        The noise of a natural gradient has the same KL however confident the model is, so that a fixed bound
+        would wreck a model that is nearly perfect: right after the first, small pruning steps.
+        """
+        floor = 0.0 if self.teacher is not None else self.surgeon.likelihood.nll_floor
+        if floor is None:
+            return self.tuning.max_kl
+        self.recent = [*self.recent[-9:], loss - floor]
+        return self.tuning.max_kl * min(1.0, max(sum(self.recent) / len(self.recent), 1e-4))
 
     def loss(self, batch: Any) -> Tensor:
         likelihood, forward = self.surgeon.likelihood, self.surgeon.forward

@@ -136,10 +136,18 @@ class InverseFisher(nn.Module):
             tensors.update(self.layers[name].unpack(value))
         return tensors
 
-    def matvec(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Q v for parameter-shaped v by name; layers that v does not cover are left out."""
+    def matvec(self, tensors: Mapping[str, Tensor], *, extra: float = 0.0) -> dict[str, Tensor]:
+        """Q v for parameter-shaped v by name; layers that v does not cover are left out.
+
+        `extra` > 0 asks for (Q⁻¹ + extra·I)⁻¹ v instead, a Q of more damping.
+        """
         packed = self.pack(tensors)
-        result = self.unpack({name: self.operator(name).matvec(v) for name, v in packed.items()})
+        operators = {name: self.operator(name) for name in packed}
+        products = {
+            name: operators[name].damped_matvec(v, extra) if extra else operators[name].matvec(v)
+            for name, v in packed.items()
+        }
+        result = self.unpack(products)
         return {name: value.to(tensors[name].dtype) for name, value in result.items()}
 
     def diag(self) -> dict[str, Tensor]:

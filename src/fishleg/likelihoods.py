@@ -17,6 +17,8 @@ from torch.nn import functional
 class Likelihood(ABC):
     """A conditional distribution p(y|f) of targets y given model outputs f [..., outputs]."""
 
+    nll_floor: float | None = None  # the least value that the nll can take, where there is one
+
     @abstractmethod
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         """−log p(y|f), mean over units; what the model is trained on."""
@@ -78,6 +80,8 @@ class Categorical(Likelihood):
 
     `class_dim` says where the classes are (1 for segmentation outputs [batch, classes, ...]).
     """
+
+    nll_floor = 0.0
 
     def __init__(self, *, class_dim: int = -1, ignore_index: int = -100) -> None:
         self.class_dim = class_dim
@@ -202,6 +206,8 @@ class Gaussian(Likelihood):
 
 class Bernoulli(Likelihood):
     """Independent binary outputs with logits f [..., outputs]; the nll sums over outputs."""
+
+    nll_floor = 0.0
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         loss = functional.binary_cross_entropy_with_logits(f, y.to(f.dtype), reduction="none")

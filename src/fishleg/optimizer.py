@@ -56,6 +56,7 @@ class FishLeg(Optimizer):
         warmup: int = 40,
         initial_lr: float = 0.1,
         max_kl: float | None = 0.01,
+        step_damping: float = 1.0,
         clip_gradients: Callable[[list[nn.Parameter]], object] | None = None,
         auxiliary: AuxiliaryOptions | Auxiliary | None = None,
         forward: Forward | None = None,
@@ -70,6 +71,8 @@ class FishLeg(Optimizer):
             α = initial_lr/lr (the paper's initialisation for training); ignored where `inverse` is given.
         max_kl: trust region; a step is shortened where its predicted KL would exceed this (see `_trust`).
             It, rather than lr, sets the pace, so that lr hardly needs tuning.
+        step_damping: the damping of the steps, in multiples of γ, for a Q that was learned with less damping
+            than steps can bear (one that prunes too); needs a structure with E², or a diagonal one.
         clip_gradients: called with the parameters before each step, for instance
             lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0).
         inverse: a Q to continue with, for instance one that has just scored and pruned.
@@ -84,6 +87,7 @@ class FishLeg(Optimizer):
         )
         _require("initial_lr", initial_lr, 0 < initial_lr < math.inf, "> 0 and finite")
         _require("warmup", warmup, warmup >= 0, ">= 0")
+        _require("step_damping", step_damping, 1 <= step_damping < math.inf, ">= 1 and finite")
         _require("max_kl", max_kl, max_kl is None or max_kl > 0, "> 0 or None")
         self._names = {id(p): name for name, p in model.named_parameters()}
         trainable = [p for p in model.parameters() if p.requires_grad]
@@ -113,6 +117,7 @@ class FishLeg(Optimizer):
                 generator=generator,
             )
         self.update_every, self.warmup, self.max_kl = update_every, warmup, max_kl
+        self.step_damping = step_damping
         self.clip_gradients = clip_gradients
         self.steps = 0
         self.last_auxiliary: AuxStats | None = None
@@ -229,7 +234,8 @@ class FishLeg(Optimizer):
 
     @torch.no_grad()
     def _update_weights(self, gradients: dict[str, Tensor]) -> None:
-        directions = self.inverse.matvec(self._whole_layers(gradients))
+        extra = (self.step_damping - 1) * (self.auxiliary.gamma or 0.0)
+        directions = self.inverse.matvec(self._whole_layers(gradients), extra=extra)
         for name in self.masks.keys() & directions.keys():
             directions[name] = directions[name] * self.masks[name]
         decrease = float(torch.stack([(g * directions[name]).sum() for name, g in gradients.items()]).sum())

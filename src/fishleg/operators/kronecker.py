@@ -53,6 +53,13 @@ class Kronecker(Operator):
         out = self.R.apply_matrix(self.L.left(G if E2 is None else G * E2))
         return out if D is None else D * out
 
+    def damped_matvec(self, V: Tensor, extra: float) -> Tensor:
+        """Exact where L, R are orthogonal and D = I, as the warm start leaves them; else close to it."""
+        D, E2 = self._scales()
+        if E2 is None:
+            return super().damped_matvec(V, extra)
+        return self._matvec(V, D, E2 / (1 + extra * E2))
+
     def solve(self, V: Tensor) -> Tensor:
         D, E2 = self._scales()
         G = self.R.solve_matrix(self.L.solve_matrix((V if D is None else V / D).mT).mT)

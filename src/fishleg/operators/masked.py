@@ -38,6 +38,9 @@ class Masked(Operator):
     def matvec(self, V: Tensor) -> Tensor:
         return self.mask * self.inner.matvec(self.mask * V)
 
+    def damped_matvec(self, V: Tensor, extra: float) -> Tensor:
+        return self.mask * self.inner.damped_matvec(self.mask * V, extra)
+
     def solve(self, V: Tensor) -> Tensor:
         """The inverse on the kept parameters, where M Q M has one, and zero elsewhere."""
         keep, flat = self.mask.flatten(), self._flatten(V)

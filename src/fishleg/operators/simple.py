@@ -59,6 +59,9 @@ class Diagonal(Operator):
     def matvec(self, V: Tensor) -> Tensor:
         return self.log_q.exp() * V
 
+    def damped_matvec(self, V: Tensor, extra: float) -> Tensor:
+        return V / ((-self.log_q).exp() + extra)
+
     def solve(self, V: Tensor) -> Tensor:
         return V * (-self.log_q).exp()
 

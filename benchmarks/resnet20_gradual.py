@@ -1,0 +1,123 @@
+"""Gradual pruning of a trained ResNet20 to 98 %: scorers and optimizers crossed, same data order for all.
+
+`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_gradual.py` (about 12 CPU minutes a method;
+a stopped run goes on with the next method, `--again` starts over, `--only NAME` runs one). Ten pruning steps
+on a nearly exponential schedule, a quarter of an epoch (98 steps of 128 images) after each; the learning rate
+falls to zero within each. Accuracy is on all 10 000 test images.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from harness import RESULTS, Unit, run_units, test_accuracy, trained_resnet20
+
+from fishleg import FineTuning, Surgeon, gradual
+from fishleg.workloads.data import Batches, cifar10
+
+SCHEDULE = (0.32, 0.54, 0.68, 0.79, 0.855, 0.9, 0.93, 0.95, 0.967, 0.98)
+REPORTED = (0.79, 0.9, 0.95, 0.98)
+STEPS = 98
+# name → (options of the Surgeon, options of the fine-tuning)
+FISHLEG: dict[str, Any] = {"optimizer": "fishleg"}
+SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05}
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "FLS + FishLeg": ({}, FISHLEG),
+    "FLS + SGD": ({}, SGD),
+    "magnitude + SGD": ({"method": "magnitude", "compensation": "none"}, SGD),
+    "M-FAC + SGD": ({"method": "mfac", "compensation": "sum"}, SGD),
+    "oBERT + SGD": ({"method": "obert", "compensation": "sum"}, SGD),
+    "magnitude + FishLeg": ({"method": "magnitude", "compensation": "none"}, FISHLEG),
+    "FLS + FishLeg, distilled": ({}, {**FISHLEG, "distill": True}),
+}
+PATTERN_24, PATTERN_24_STEPS = "FLS + FishLeg, 2:4", (0.25, 0.5)
+SHOWN_FROM = 0.79
+
+
+def run(unit: Unit) -> dict[str, Any]:
+    method = unit["method"]
+    surgery, tuning = METHODS["FLS + FishLeg"] if method == PATTERN_24 else METHODS[method]
+    targets = PATTERN_24_STEPS if method == PATTERN_24 else SCHEDULE
+    pattern = "2:4" if method == PATTERN_24 else "global"
+    images, labels = cifar10("train")
+    model = trained_resnet20()
+    surgeon = Surgeon(
+        model,
+        Batches(images, labels, 128, seed=100 + unit["seed"], augmented=True),
+        samples=192,
+        pattern=pattern,
+        generator=torch.Generator().manual_seed(unit["seed"]),
+        **surgery,
+    )
+    rows: list[dict[str, Any]] = []
+
+    def pruned(step: Any) -> None:
+        before = test_accuracy(model) if step.target in (*REPORTED, *PATTERN_24_STEPS) else None
+        rows.append({"sparsity": step.target, "before": before, "after": None})
+        rows[-1] |= {"predicted": step.predicted, "measured": step.measured}
+
+    def tuned(step: Any) -> None:
+        if step.target >= SHOWN_FROM or step.target in PATTERN_24_STEPS:
+            rows[-1]["after"] = test_accuracy(model)
+        print(f"   {step.target:.1%}: {rows[-1]['before']} -> {rows[-1]['after']} %", flush=True)
+
+    training = Batches(images, labels, 128, seed=unit["seed"], augmented=True)
+    gradual(
+        surgeon, targets, training, FineTuning(steps=STEPS, **tuning), on_prune=pruned, on_stage=tuned
+    )  # fmt: skip
+    return {"rows": rows}
+
+
+def table(results: list[dict[str, Any]], dense: float) -> str:
+    heads = "".join(f"{s:>18.0%}" for s in REPORTED)
+    lines = [f"dense {dense:.2f} %; accuracy right after pruning -> after fine-tuning"]
+    lines.append(f"{'method':<28}{heads}{'CPU min':>9}")
+    for r in results:
+        rows = {row["sparsity"]: row for row in r["rows"]}
+        cells = [f"{rows[s]['before']:.1f} -> {rows[s]['after']:.2f}" if s in rows else "" for s in REPORTED]
+        lines.append(f"{r['method']:<28}{''.join(f'{c:>18}' for c in cells)}{r['cpu_seconds'] / 60:>9.0f}")
+        if r["method"] == PATTERN_24:
+            lines[-1] += f"   2:4: {r['rows'][-1]['before']:.1f} -> {r['rows'][-1]['after']:.2f}"
+    return "\n".join(lines)
+
+
+def plot(results: list[dict[str, Any]], dense: float) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.8), layout="constrained")
+    axis = figure.subplots()
+    for r in results:
+        if r["method"] == PATTERN_24:
+            continue
+        points = [(row["sparsity"], row["after"]) for row in r["rows"] if row["sparsity"] >= SHOWN_FROM]
+        style = {"linewidth": 2.5} if r["method"].startswith("FLS + FishLeg") else {"linestyle": "--"}
+        grid, values = zip(*points, strict=True)
+        axis.plot([1 / (1 - s) for s in grid], values, marker="o", markersize=3, label=r["method"], **style)
+    axis.axhline(dense, color="grey", linewidth=0.8)
+    axis.set_xscale("log")
+    ticks = [s for s in SCHEDULE if s >= SHOWN_FROM]
+    axis.set_xticks([1 / (1 - s) for s in ticks], [f"{100 * s:.1f}".removesuffix(".0") for s in ticks])
+    axis.minorticks_off()
+    axis.set(xlabel="sparsity, % (log scale of 1/kept)", ylabel="CIFAR-10 test accuracy, %")
+    axis.set_title(f"ResNet20, gradual pruning, {STEPS} steps after each pruning")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=8)
+    figure.savefig(RESULTS / "resnet20_gradual.png", dpi=130)
+
+
+def main() -> None:
+    names = [*METHODS, PATTERN_24]
+    if "--only" in sys.argv:
+        names = [sys.argv[sys.argv.index("--only") + 1]]
+    run_units("resnet20_gradual", [{"method": name, "seed": 0} for name in names], run)
+    if "--only" not in sys.argv:
+        results = run_units("resnet20_gradual", [{"method": name, "seed": 0} for name in names], run)
+        dense = test_accuracy(trained_resnet20())
+        print(table(results, dense))
+        plot(results, dense)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
