@@ -137,7 +137,7 @@ def test_likelihood_that_does_not_fit_the_output() -> None:
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0))
     optimizer = FishLeg(model, "categorical")
     model(X).sum().backward()
-    refused(model, optimizer, r"Categorical needs .* at least 2 dimensions, got .* of shape \(16,\)")
+    refused(model, optimizer, r"Categorical needs .* at least 2 dimensions, got .* of shape \(12,\)")
 
 
 def test_model_without_trainable_parameters() -> None:

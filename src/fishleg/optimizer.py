@@ -26,7 +26,7 @@ from fishleg.warmstart import AuxiliaryOptions
 # A gradient this large might overflow in Q g; then the auxiliary step before it can be undone.
 _HUGE = 1e8
 # What suits a moving model: few examples a step, a quick warm start, BatchNorm as the training step sees it.
-ONLINE = AuxiliaryOptions(sub_batch=16, warm_start=20, refine_every=2, eta_floor=0.05, batch_statistics=True)
+ONLINE = AuxiliaryOptions(sub_batch=12, warm_start=20, refine_every=4, eta_floor=0.05, batch_statistics=True)
 
 
 class FishLeg(Optimizer):
@@ -238,27 +238,43 @@ class FishLeg(Optimizer):
         directions = self.inverse.matvec(self._whole_layers(gradients), extra=extra)
         for name in self.masks.keys() & directions.keys():
             directions[name] = directions[name] * self.masks[name]
-        decrease = float(torch.stack([(g * directions[name]).sum() for name, g in gradients.items()]).sum())
+        products = torch._foreach_mul(list(gradients.values()), [directions[name] for name in gradients])
+        decrease = float(torch.stack([product.sum() for product in products]).sum())
         if not math.isfinite(decrease):
             raise ValueError(f"the step Q g is not finite (gᵀQg = {decrease}); nothing was changed")
         ramp = min(1.0, 4 * (self.steps + 1) / self.warmup) if self.warmup else 1.0
         trust = self._trust(decrease, ramp)
-        for group, p, name in self._parameters():
-            if name not in gradients:
-                continue
-            direction = directions[name] * trust
-            state = self.state[p]
-            if group["momentum"]:
-                if "momentum" not in state:
-                    state["momentum"] = torch.zeros_like(p)
-                direction = state["momentum"].mul_(group["momentum"]).add_(direction)
-            lr = group["lr"] * ramp
-            if group["weight_decay"]:
-                p.mul_(1 - lr * group["weight_decay"])
-            p.add_(direction, alpha=-lr)
-            if name in self.masks:
+        for group in self.param_groups:
+            moving: list[Tensor] = [p for p in group["params"] if self._names[id(p)] in gradients]
+            if moving:
+                steps = [directions[self._names[id(p)]] for p in moving]
+                self._move(group, moving, steps, trust, ramp)
+        for _, p, name in self._parameters():
+            if name in self.masks and name in gradients:
                 p.mul_(self.masks[name])
         self.last_trust = trust
+
+    def _move(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        steps: list[Tensor],
+        trust: float,
+        ramp: float,
+    ) -> None:
+        """p ← (1 − ηα) p − η m with m ← β m + trust · Q g, for one group; a fused operation each."""
+        lr = group["lr"] * ramp
+        if group["momentum"]:
+            for p in parameters:
+                if "momentum" not in self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+            momenta = [self.state[p]["momentum"] for p in parameters]
+            torch._foreach_mul_(momenta, group["momentum"])
+            torch._foreach_add_(momenta, steps, alpha=trust)
+            steps, trust = momenta, 1.0
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(parameters, steps, alpha=-lr * trust)
 
     def _whole_layers(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Q acts on whole layers: a bias (or weight) without a gradient counts as zero there."""

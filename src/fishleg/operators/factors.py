@@ -92,6 +92,10 @@ class Factor(nn.Module, ABC):
         """diag(SSᵀ), [dim]."""
         return self.apply_squares(self.ones())
 
+    def column_norms(self) -> Tensor:
+        """The squared lengths of the columns of S, [dim]."""
+        return self.apply_(self.ones(), torch.square, True)
+
     def ones(self) -> Tensor:
         """A vector of ones on this factor's device and dtype, [dim]."""
         reference = next(self.parameters())
@@ -119,6 +123,10 @@ class FullFactor(Factor):
 
     def left_transpose(self, X: Tensor) -> Tensor:
         return self.dense().mT @ X
+
+    def column_norms(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self.dense(), dim=0)
+        return norms.square()
 
     def moment(self, Y: Tensor) -> Moment:
         return (Y.mT @ Y,)

@@ -87,15 +87,7 @@ class Kronecker(Operator):
         if D is not None or E2 is None:
             return self._diag(D, E2).sum()
         # Without D only the lengths of the columns of L and R matter: Σ_ab e²_ab ‖l_a‖² ‖r_b‖²
-        rows, columns = self._column_norms()
-        return rows @ E2 @ columns
-
-    def _column_norms(self) -> tuple[Tensor, Tensor]:
-        """The squared lengths ‖l_a‖² and ‖r_b‖² of the columns of L and R."""
-        return (
-            self.L.apply_(self.L.ones(), torch.square, True),
-            self.R.apply_(self.R.ones(), torch.square, True),
-        )
+        return self.L.column_norms() @ E2 @ self.R.column_norms()
 
     def frobenius_sq(self) -> Tensor:
         if self.log_e is not None:
@@ -153,7 +145,7 @@ class Kronecker(Operator):
     ) -> None:
         """1/e² ← (1−η)/e² + η E[G²], G the samples in the basis L ⊗ R: EKFAC's eigenvalues, streamed."""
         if self.log_d is None and uniform:
-            noise = precision[0, 0] * torch.outer(*self._column_norms())
+            noise = precision[0, 0] * torch.outer(self.L.column_norms(), self.R.column_norms())
         else:
             d2 = 1.0 if self.log_d is None else (2 * self.log_d).exp()
             rows = self.L.apply_((d2 * precision).mT, torch.square, True).mT
