@@ -297,3 +297,20 @@ def test_steps_may_be_damped_more_than_q() -> None:
     assert torch.allclose(model.weight.detach(), expected)
     with pytest.raises(ValueError, match=r"step_damping must be >= 1 and finite, got 0\.5"):
         FishLeg(model, step_damping=0.5)
+
+
+def test_a_decayed_learning_rate_may_rise_again() -> None:
+    """The trust region is that of the largest rate so far: nothing too long gathers in the momentum."""
+    model = net()
+    optimizer = FishLeg(model, lr=0.1, max_kl=1e-6, warmup=0, gamma=1e-3)
+    train(model, optimizer, 5)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-6
+    lengths = [float(optimizer.state[p]["momentum"].norm()) for p in model.parameters()]
+    train(model, optimizer, 20)
+    assert optimizer.last_trust < 0.5
+    assert all(
+        float(optimizer.state[p]["momentum"].norm()) < 5 * length
+        for p, length in zip(model.parameters(), lengths, strict=True)
+    )
+    assert optimizer.param_groups[0]["largest_lr"] == 0.1

@@ -290,11 +290,15 @@ class FishLeg(Optimizer):
     def _trust(self, decrease: float, ramp: float) -> float:
         """How much to shorten a step δ = −ηQg so that its predicted KL ½ δᵀF_γδ ≈ ½ η² gᵀQg ≤ max_kl.
 
-        With momentum the steps add up to η/(1−β), which is what counts.
+        With momentum the steps add up to η/(1−β), which is what counts, with the largest η so far: a schedule
+        that lowers η then really shortens the steps, and one that raises it again finds nothing in the
+        momentum that was too long for it.
         """
         if self.max_kl is None:
             return 1.0
-        reach = max(group["lr"] / (1 - group["momentum"]) for group in self.param_groups) * ramp
+        for group in self.param_groups:
+            group["largest_lr"] = max(group["lr"], group.get("largest_lr", 0.0))
+        reach = max(group["largest_lr"] / (1 - group["momentum"]) for group in self.param_groups) * ramp
         kl = 0.5 * reach**2 * max(decrease, 0.0)
         return min(1.0, math.sqrt(self.max_kl / kl)) if kl > 0 else 1.0
 
