@@ -171,6 +171,12 @@ class DiagonalFactor(Factor):
     def apply_(self, X: Tensor, f: Callable[[Tensor], Tensor], transpose: bool) -> Tensor:
         return X * f(self.log_s.exp())
 
+    def solve_matrix(self, X: Tensor) -> Tensor:
+        return X * (-self.log_s).exp()
+
+    def solve_transpose(self, X: Tensor) -> Tensor:
+        return X * (-self.log_s).exp()
+
     def moment(self, Y: Tensor) -> Moment:
         return (Y.square().sum(0),)
 
@@ -233,6 +239,24 @@ class BlockFactor(Factor):
         out: Tensor = torch.einsum("...ki,kij->...kj", folded, S if transpose else S.mT)
         return out.flatten(-2)[..., : self.dim]
 
+    def solve_matrix(self, X: Tensor) -> Tensor:
+        return self._solve(self._invertible(), X)
+
+    def solve_transpose(self, X: Tensor) -> Tensor:
+        return self._solve(self._invertible().mT, X)
+
+    def _invertible(self) -> Tensor:
+        """The blocks with ones on the diagonal of the padding, where `_matrix` has zeros."""
+        padding = torch.zeros(self.count * self.block, dtype=self.matrix.dtype, device=self.matrix.device)
+        padding[self.dim :] = 1
+        return self._matrix() + torch.diag_embed(padding.view(self.count, self.block))
+
+    def _solve(self, blocks: Tensor, X: Tensor) -> Tensor:
+        """Block by block: the whole matrix would be dim × dim."""
+        columns = self._fold(X).reshape(-1, self.count, self.block).permute(1, 2, 0)
+        solved: Tensor = torch.linalg.solve(blocks, columns).permute(2, 0, 1)
+        return solved.reshape(*X.shape[:-1], -1)[..., : self.dim]
+
     def moment(self, Y: Tensor) -> Moment:
         folded = self._fold(Y).transpose(0, 1)  # [count, N, block]
         return (folded.mT @ folded,)
@@ -294,6 +318,18 @@ class SplitFactor(Factor):
         C, K = f(self.channel), f(self.position)
         main = (C.mT if transpose else C) @ main @ (K if transpose else K.mT)
         return torch.cat([main.flatten(-2), last * f(self.log_bias.exp())], dim=-1)
+
+    def solve_matrix(self, X: Tensor) -> Tensor:
+        return self._solve(X, self.channel, self.position)
+
+    def solve_transpose(self, X: Tensor) -> Tensor:
+        return self._solve(X, self.channel.mT, self.position.mT)
+
+    def _solve(self, X: Tensor, channel: Tensor, position: Tensor) -> Tensor:
+        main, last = self._fold(X)
+        half: Tensor = torch.linalg.solve(channel, main)
+        whole: Tensor = torch.linalg.solve(position, half.mT).mT
+        return torch.cat([whole.flatten(-2), last * (-self.log_bias).exp()], dim=-1)
 
     def moment(self, Y: Tensor) -> Moment:
         main, last = self._fold(Y)
