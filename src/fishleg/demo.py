@@ -31,6 +31,7 @@ Curve = list[tuple[int, float]]
 Point = tuple[float, float]
 TARGETS = (0.9, 0.95)
 GRADUAL = (0.5, 0.7, 0.8, 0.87, 0.9, 0.93, 0.95)
+SAMPLES = 128  # gradients per estimate of Q
 # name → (options of the Surgeon, optimizer between the prunings), as the paper pairs them
 METHODS: dict[str, tuple[dict[str, Any], str]] = {
     "magnitude": ({"method": "magnitude", "compensation": "none"}, "sgd"),
@@ -201,7 +202,7 @@ def _surgeon(dense: nn.Module, data: tuple[Tensor, Tensor], seed: int, options: 
     return Surgeon(
         copy.deepcopy(dense),
         list(loader),
-        samples=128,
+        samples=SAMPLES,
         generator=torch.Generator().manual_seed(seed),
         **options,
     )
