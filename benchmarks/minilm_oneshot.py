@@ -18,7 +18,7 @@ from harness import RESULTS, Unit, run_units
 from minilm import Sentences, load_minilm, read_pairs, spearman
 from torch import Tensor
 
-from fishleg import Gaussian, Surgeon
+from fishleg import AuxiliaryOptions, Gaussian, PruneStep, Surgeon
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 STAGES = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
@@ -31,7 +31,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "FLS, no compensation": {"compensation": "none"},
     "FLS": {},
 }
-STAGED: dict[str, dict[str, Any]] = {"FLS, staged": {"samples": 128}}
+STAGED: dict[str, dict[str, Any]] = {"FLS, staged": {}}
+# The bases of 1536 × 1537 matrices are dear to refine: each layer takes its turn at every eighth step.
+LEARNING = AuxiliaryOptions(groups=4, warm_start=32, refine_every=8)
 
 
 def calibration(seed: int, batch_size: int = 64) -> list[dict[str, Tensor]]:
@@ -43,7 +45,7 @@ def calibration(seed: int, batch_size: int = 64) -> list[dict[str, Tensor]]:
 
 
 def surgeon_for(method: str, seed: int) -> Surgeon:
-    options = {"samples": 256, "sub_batch": 16, **METHODS.get(method, {}), **STAGED.get(method, {})}
+    options = {"samples": 256, "auxiliary": LEARNING, **METHODS.get(method, {}), **STAGED.get(method, {})}
     return Surgeon(
         load_minilm(), calibration(seed), Gaussian(), generator=torch.Generator().manual_seed(seed), **options
     )
@@ -53,12 +55,11 @@ def run(unit: Unit) -> dict[str, Any]:
     surgeon = surgeon_for(unit["method"], unit["seed"])
     rows = []
     if unit["method"] in STAGED:
-        for sparsity in STAGES:
-            step = surgeon.prune(sparsity)
-            rows.append(
-                {"sparsity": sparsity, "spearman": spearman(surgeon.model), "predicted": step.predicted}
-            )
-            print(f"   {sparsity:.0%}: {rows[-1]['spearman']:.4f}", flush=True)
+
+        def stage_done(step: PruneStep) -> None:
+            rows.append(_row(step, surgeon))
+
+        surgeon.staged(STAGES, stage_done)
         return {"rows": rows}
     dense = {name: value.clone() for name, value in surgeon.model.state_dict().items()}
     inverse = surgeon.estimate()
@@ -66,9 +67,14 @@ def run(unit: Unit) -> dict[str, Any]:
         surgeon.model.load_state_dict(dense)
         surgeon.masks = {}
         step = surgeon.prune(sparsity, inverse=inverse)
-        rows.append({"sparsity": sparsity, "spearman": spearman(surgeon.model), "predicted": step.predicted})
-        print(f"   {sparsity:.0%}: {rows[-1]['spearman']:.4f}", flush=True)
+        rows.append(_row(step, surgeon))
     return {"rows": rows}
+
+
+def _row(step: PruneStep, surgeon: Surgeon) -> dict[str, Any]:
+    row = {"sparsity": step.target, "spearman": spearman(surgeon.model)}
+    print(f"   {step.target:.0%}: {row['spearman']:.4f}", flush=True)
+    return {**row, "predicted": step.predicted, "measured": step.measured}
 
 
 def table(results: list[dict[str, Any]], dense: float) -> str:
