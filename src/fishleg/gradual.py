@@ -40,7 +40,7 @@ class FineTuning:
     momentum: float = 0.9
     weight_decay: float = 0.0
     max_kl: float = 0.01  # FishLeg's trust region, per unit of loss (see `_trust_region`)
-    step_damping: float = 10.0  # FishLeg's damping in multiples of γ: steps bear less than pruning does
+    step_damping: float = 10.0  # FishLeg's damping in multiples of γ: steps need more than pruning
     update_every: int = 10  # auxiliary steps, one every so many training steps
     refine: int = 24  # and so many in a row before each pruning step
     distill: bool = False  # learn from the dense model's outputs (no labels needed)

@@ -72,7 +72,7 @@ class FishLeg(Optimizer):
         max_kl: trust region; a step is shortened where its predicted KL would exceed this (see `_trust`).
             It, rather than lr, sets the pace, so that lr hardly needs tuning.
         step_damping: the damping of the steps, in multiples of γ, for a Q that was learned with less damping
-            than steps can bear (one that prunes too); needs a structure with E², or a diagonal one.
+            than steps can bear (one that prunes too); cheap for structures with E² and diagonal ones.
         clip_gradients: called with the parameters before each step, for instance
             lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0).
         inverse: a Q to continue with, for instance one that has just scored and pruned.
