@@ -10,13 +10,14 @@ import torch
 from oracles import identical
 from torch import Tensor, nn
 from torch.nn import functional
+from trained import trained_digits
 
 from fishleg.gradual import OPTIMIZERS, FineTuning, Progress, _Trainer, attach, gradual
 from fishleg.likelihoods import Categorical, Likelihood
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.warmstart import AuxiliaryOptions
-from fishleg.workloads.data import Batches, split_digits
+from fishleg.workloads.data import split_digits
 from fishleg.workloads.models import DigitsNet
 
 TOTAL = 72 + 1152 + 4608 + 320
@@ -27,18 +28,7 @@ Batch = tuple[Tensor, Tensor]
 
 @pytest.fixture(scope="module")
 def trained() -> DigitsNet:
-    """Trained in float32, whatever the default type of the tests is."""
-    torch.manual_seed(0)
-    images, labels, _, _ = split_digits()
-    model = DigitsNet(8).float()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    batches = Batches(images, labels, 64, normalized=False)
-    for _ in range(3):
-        for x, y in batches:
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    return model.eval()
+    return trained_digits(3)
 
 
 @pytest.fixture

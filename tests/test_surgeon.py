@@ -10,11 +10,12 @@ import torch
 from oracles import identical
 from torch import Tensor, nn
 from torch.nn import functional
+from trained import trained_digits
 
 from fishleg.baselines import METHODS
 from fishleg.inverse import InverseFisher
 from fishleg.surgeon import PruneStep, Surgeon
-from fishleg.workloads.data import Batches, split_digits
+from fishleg.workloads.data import split_digits
 from fishleg.workloads.models import DigitsNet
 
 WEIGHTS = {"conv1.weight": 72, "conv2.weight": 1152, "conv3.weight": 4608, "linear.weight": 320}
@@ -23,18 +24,7 @@ QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 8, "batchnorm_batches": 2}
 
 @pytest.fixture(scope="module")
 def trained() -> DigitsNet:
-    """Trained in float32, whatever the default type of the tests is."""
-    torch.manual_seed(0)
-    images, labels, _, _ = split_digits()
-    model = DigitsNet(8).float()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    batches = Batches(images, labels, 64, normalized=False)
-    for _ in range(5):
-        for x, y in batches:
-            optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    return model.eval()
+    return trained_digits(5)
 
 
 @pytest.fixture
