@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import fishleg
 from fishleg.api import MODES
-from fishleg.gradual import FineTuning
 from fishleg.likelihoods import Categorical
+from fishleg.loop import FineTuning
 from fishleg.surgeon import PruneStep, SurgeonOptions
 from fishleg.workloads.models import DigitsNet
 

@@ -15,6 +15,7 @@ ROOT = Path(fishleg.__file__).parent
 # Each room may import from those further up; rooms on one line do not know each other.
 ROOMS: tuple[set[str], ...] = (
     {"operators", "likelihoods", "layers", "batches"},
+    {"streams"},
     {"fisher"},
     {"inverse", "kfac", "warmstart"},
     {"auxiliary"},
@@ -22,12 +23,12 @@ ROOMS: tuple[set[str], ...] = (
     {"patterns", "masking"},
     {"obs", "baselines"},
     {"surgeon"},
-    {"gradual"},
+    {"loop"},
     {"api"},
     {"workloads"},  # data and models for the edges
 )
-# Edges may use the public names and every room; nothing uses them.
-EDGES = {"checkpoint", "cli", "demo", "export", "integrations", "report"}
+# Edges may use the public names, every room, and edges further up; no room uses them.
+EDGES = {"checkpoint": 0, "report": 0, "tool": 1, "demo": 1, "cli": 2, "__main__": 3}
 PARTS_OF_OPERATORS = ({"base"}, {"factors"}, {"simple", "kronecker", "lowrank", "masked"})
 RANK = {room: i for i, rooms in enumerate(ROOMS) for room in rooms}
 RANK_IN_OPERATORS = {part: i for i, parts in enumerate(PARTS_OF_OPERATORS) for part in parts}
@@ -66,7 +67,7 @@ def violations(path: Path, source: str) -> list[str]:
                 if other >= own:
                     found.append(f"{path} imports {module}, which is not above it")
         elif room in EDGES:
-            if target in EDGES:
+            if EDGES.get(target, -1) >= EDGES[room]:
                 found.append(f"{path} imports the edge {target}")
         elif target not in RANK or RANK[target] >= RANK[room]:
             found.append(f"{path} imports {module}, which is not above it")
@@ -74,7 +75,7 @@ def violations(path: Path, source: str) -> list[str]:
 
 
 def test_every_module_has_a_room() -> None:
-    unknown = {room_of(path) for path in FILES} - set(RANK) - EDGES - {"__init__", "__main__"}
+    unknown = {room_of(path) for path in FILES} - set(RANK) - set(EDGES) - {"__init__", "__main__"}
     assert not unknown, f"add {sorted(unknown)} to ROOMS or EDGES here and to docs/architecture.md"
     unknown = {path.stem for path in FILES if path.parts[0] == "operators"} - set(RANK_IN_OPERATORS)
     assert unknown == {"__init__"}, f"add {sorted(unknown)} to PARTS_OF_OPERATORS"
@@ -96,7 +97,9 @@ def test_imports_point_one_way(path: Path) -> None:
         ("inverse.py", "from fishleg import layers", True),
         ("surgeon.py", "from fishleg.cli import main", False),
         ("cli.py", "import matplotlib\nfrom fishleg.surgeon import Surgeon", True),
-        ("cli.py", "from fishleg.report import table", False),
+        ("cli.py", "from fishleg.tool.run import start", True),
+        ("report/charts.py", "from fishleg.tool.run import start", False),
+        ("demo.py", "from fishleg.tool.run import start", False),
         ("demo.py", "from fishleg import InverseFisher", True),
         ("operators/kronecker.py", "from fishleg.operators.factors import Factor", True),
         ("operators/factors.py", "from fishleg.operators.kronecker import Kronecker", False),

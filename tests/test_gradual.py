@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from trained import trained_digits
 
-from fishleg.gradual import OPTIMIZERS, FineTuning, Progress, _Trainer, attach, gradual
 from fishleg.likelihoods import Categorical, Likelihood
+from fishleg.loop import OPTIMIZERS, FineTuning, Gradual, Progress, attach, gradual
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.warmstart import AuxiliaryOptions
@@ -465,11 +465,11 @@ def test_attach_with_wrong_numbers(every: int, start: int) -> None:
 def test_the_trust_region_shrinks_with_the_loss(model: DigitsNet) -> None:
     """A tenth of the loss, averaged over ten steps, never more than max_kl itself; Gaussian: max_kl."""
     loader = [(torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))]
-    trainer = _Trainer(Surgeon(model, loader), loader, FineTuning(max_kl=0.1), 1)
+    trainer = Gradual(Surgeon(model, loader), loader, FineTuning(max_kl=0.1, steps=1))
     assert trainer._trust_region(0.5) == pytest.approx(0.05)
     assert trainer._trust_region(0.1) == pytest.approx(0.03)
     for _ in range(10):
         found = trainer._trust_region(7.0)
     assert found == 0.1
-    floorless = _Trainer(Surgeon(model, loader, "gaussian"), loader, FineTuning(max_kl=0.1), 1)
+    floorless = Gradual(Surgeon(model, loader, "gaussian"), loader, FineTuning(max_kl=0.1, steps=1))
     assert floorless._trust_region(0.5) == 0.1

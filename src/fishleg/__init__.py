@@ -1,16 +1,58 @@
 """fishleg: a learned inverse Fisher for PyTorch models, and what it is good for."""
 
-from fishleg.api import prune
-from fishleg.auxiliary import Auxiliary, AuxStats
-from fishleg.gradual import FineTuning, attach, gradual
-from fishleg.inverse import InverseFisher
-from fishleg.layers import register_layer
-from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from fishleg.masking import keep_zeros, masks_of
-from fishleg.optimizer import FishLeg
-from fishleg.patterns import schedule
-from fishleg.surgeon import PruneStep, Surgeon, SurgeonOptions
-from fishleg.warmstart import AuxiliaryOptions
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fishleg.api import prune
+    from fishleg.auxiliary import Auxiliary, AuxStats
+    from fishleg.inverse import InverseFisher
+    from fishleg.layers import register_layer
+    from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+    from fishleg.loop import FineTuning, Gradual, attach, gradual
+    from fishleg.masking import keep_zeros, masks_of
+    from fishleg.optimizer import FishLeg
+    from fishleg.patterns import schedule
+    from fishleg.surgeon import PruneStep, Surgeon, SurgeonOptions
+    from fishleg.warmstart import AuxiliaryOptions
+
+# Names are imported when they are first used: `fishleg --help` must not wait for torch.
+_HOMES = {
+    "AuxStats": "auxiliary",
+    "Auxiliary": "auxiliary",
+    "AuxiliaryOptions": "warmstart",
+    "Bernoulli": "likelihoods",
+    "Categorical": "likelihoods",
+    "FineTuning": "loop",
+    "FishLeg": "optimizer",
+    "Gaussian": "likelihoods",
+    "Gradual": "loop",
+    "InverseFisher": "inverse",
+    "Likelihood": "likelihoods",
+    "PruneStep": "surgeon",
+    "Surgeon": "surgeon",
+    "SurgeonOptions": "surgeon",
+    "attach": "loop",
+    "gradual": "loop",
+    "keep_zeros": "masking",
+    "masks_of": "masking",
+    "prune": "api",
+    "register_layer": "layers",
+    "schedule": "patterns",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fishleg' has no attribute {name!r}")
+    return getattr(import_module(f"fishleg.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])
+
 
 __all__ = [
     "AuxStats",
@@ -21,6 +63,7 @@ __all__ = [
     "FineTuning",
     "FishLeg",
     "Gaussian",
+    "Gradual",
     "InverseFisher",
     "Likelihood",
     "PruneStep",

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fishleg.batches import Forward, default_forward
-from fishleg.gradual import FineTuning, Progress, gradual
 from fishleg.likelihoods import Likelihood
+from fishleg.loop import FineTuning, Progress, gradual
 from fishleg.patterns import as_pattern, check_sparsities, schedule
 from fishleg.surgeon import PruneStep, Surgeon
 
@@ -62,7 +62,7 @@ def prune(
     if train_loader is not None and mode != "gradual":
         raise ValueError(f"train_loader needs mode='gradual', got mode={mode!r}")
     pattern = options["options"].pattern if "options" in options else options.get("pattern", "global")
-    targets = _targets(sparsity, as_pattern(pattern).limit, mode, stages, kind)
+    targets = schedule_to(sparsity, as_pattern(pattern).limit, mode, stages, kind)
     report = _to_stderr if progress is None else progress
     model = model if inplace else copy.deepcopy(model)
     surgeon = Surgeon(
@@ -90,8 +90,8 @@ def prune(
     return model
 
 
-def _targets(sparsity: object, limit: float, mode: str, stages: int | None, kind: str) -> list[float]:
-    """The sparsity after each stage."""
+def schedule_to(sparsity: object, limit: float, mode: str, stages: int | None, kind: str) -> list[float]:
+    """The sparsity after each stage, with the defaults of `prune`."""
     if isinstance(sparsity, Sequence) and not isinstance(sparsity, str):
         if stages is not None or mode == "one-shot":
             raise ValueError("a list of sparsities is the schedule itself: leave out stages and one-shot")
@@ -111,4 +111,4 @@ def _to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-__all__ = ["MODES", "prune"]
+__all__ = ["MODES", "prune", "schedule_to"]

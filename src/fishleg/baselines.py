@@ -153,8 +153,12 @@ def learner(
     forward: Forward = default_forward,
     generator: torch.Generator | None = None,
     callback: Callable[[AuxStats], None] | None = None,
+    untaught: bool = False,
 ) -> Auxiliary:
-    """A Q learned from about `samples` gradients, with the learning that can go on refining it."""
+    """A Q learned from about `samples` gradients, with the learning that can go on refining it.
+
+    `untaught` leaves it at its start, for a saved state to be loaded.
+    """
     inverse = InverseFisher.from_model(model, structure)
     groups = 4
     steps = max(samples // groups, 4)
@@ -163,7 +167,8 @@ def learner(
         model, inverse, likelihood, gamma=gamma, relative_damping=relative_damping,
         options=options, forward=forward, generator=generator,
     )  # fmt: skip
-    auxiliary.learn(sub_batches(loader, groups * sub_batch), steps, min_steps=steps, callback=callback)
+    if not untaught:
+        auxiliary.learn(sub_batches(loader, groups * sub_batch), steps, min_steps=steps, callback=callback)
     return auxiliary
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fishleg.auxiliary import Auxiliary, AuxStats
-from fishleg.gradual import FineTuning, gradual
 from fishleg.inverse import InverseFisher
+from fishleg.loop import FineTuning, gradual
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.warmstart import AuxiliaryOptions

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fishleg.auxiliary import Auxiliary
+from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.baselines import METHODS, estimate, learner, sub_batches
 from fishleg.batches import Forward, cycle, default_forward, move_batch, targets_of
 from fishleg.fisher import frozen_statistics
@@ -23,7 +23,7 @@ from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.layers import Layer, find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.masking import refresh_batchnorm
-from fishleg.obs import COMPENSATIONS, compensate, group_saliency, row_saliency, saliency
+from fishleg.obs import COMPENSATIONS, Compensation, compensate, group_saliency, row_saliency, saliency
 from fishleg.patterns import Masks, Pattern, as_pattern
 from fishleg.warmstart import AuxiliaryOptions
 
@@ -122,6 +122,7 @@ class Surgeon:
             raise ValueError(f"nothing to prune:\n{self.table()}")
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
+        self.on_q: Callable[[AuxStats], None] | None = None  # sees every step of Q's learning
         self._measured_on: list[Any] = []
 
     def _choose(self) -> dict[str, str | None]:
@@ -171,22 +172,32 @@ class Surgeon:
     def estimate(self) -> InverseFisher:
         """Estimate Q afresh at the model as it is now."""
         o = self.options
-        common: dict[str, Any] = {
-            "gamma": self.gamma, "relative_damping": o.relative_damping, "samples": o.samples,
-            "sub_batch": o.sub_batch, "structure": o.structure, "options": o.auxiliary,
-            "forward": self.forward, "generator": self.generator,
-        }  # fmt: skip
         if o.method == "fishleg":
-            self.learning = learner(self.model, self.loader, self.likelihood, **common)
+            self.learning = self.new_learner()
             self.inverse, gamma = self.learning.inverse, self.learning.gamma
         else:
             self.inverse, gamma = estimate(
                 o.method, self.model, self.loader, self.likelihood,
-                empirical=o.empirical, block_size=o.block_size, **common,
+                empirical=o.empirical, block_size=o.block_size, **self._estimation(),
             )  # fmt: skip
         if self.gamma is None:
             self.gamma = gamma
         return self.inverse
+
+    def new_learner(self, *, untaught: bool = False) -> Auxiliary:
+        """A Q learned at the model as it is now, and what can go on refining it."""
+        return learner(
+            self.model, self.loader, self.likelihood, callback=self.on_q, untaught=untaught,
+            **self._estimation(),
+        )  # fmt: skip
+
+    def _estimation(self) -> dict[str, Any]:
+        o = self.options
+        return {
+            "gamma": self.gamma, "relative_damping": o.relative_damping, "samples": o.samples,
+            "sub_batch": o.sub_batch, "structure": o.structure, "options": o.auxiliary,
+            "forward": self.forward, "generator": self.generator,
+        }  # fmt: skip
 
     def refine(self, steps: int | None = None) -> InverseFisher:
         """Go on learning the same Q at the model as it is now; methods that do not learn estimate afresh.
@@ -202,7 +213,9 @@ class Surgeon:
         )
         batches = sub_batches(self.loader, groups * self.options.sub_batch)
         for _, batch in zip(range(steps), batches, strict=False):
-            self.learning.try_step(batch)
+            stats = self.learning.try_step(batch)
+            if stats is not None and self.on_q is not None:
+                self.on_q(stats)
         return self.learning.inverse
 
     def prune(self, sparsity: float, *, inverse: InverseFisher | None = None) -> PruneStep:
@@ -238,16 +251,20 @@ class Surgeon:
         """The model's outputs on a few fixed batches; none where the likelihood cannot compare them."""
         if type(self.likelihood).divergence is Likelihood.divergence:
             return []
-        if len(self._measured_on) < self.options.measure_batches:
-            count = range(self.options.measure_batches)
-            device = next(self.model.parameters()).device
-            batches = zip(count, cycle(self.loader), strict=False)
-            self._measured_on = [move_batch(batch, device) for _, batch in batches]
+        self.choose_measured()
         with frozen_statistics(self.model):
             outputs = [self.forward(self.model, batch) for batch in self._measured_on]
         if not all(bool(torch.isfinite(f).all()) for f in outputs):
             raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
         return outputs
+
+    def choose_measured(self) -> None:
+        """Draw the batches on which loss increases are measured, unless that is done already."""
+        if len(self._measured_on) < self.options.measure_batches:
+            count = range(self.options.measure_batches)
+            device = next(self.model.parameters()).device
+            batches = zip(count, cycle(self.loader), strict=False)
+            self._measured_on = [move_batch(batch, device) for _, batch in batches]
 
     def _measured(self, before: list[Tensor]) -> float | None:
         """KL(before ‖ now), mean over the batches."""
@@ -271,10 +288,13 @@ class Surgeon:
                 step.sparsity, step.measured, step.predicted,
             )  # fmt: skip
 
-    def select(self, q: InverseFisher, sparsity: float) -> Masks:
-        """Masks of the given sparsity from the scores of Q; removed weights stay removed."""
+    def select(self, q: InverseFisher, sparsity: float, *, only: Sequence[str] | None = None) -> Masks:
+        """Masks of the given sparsity from the scores of Q; removed weights stay removed.
+
+        `only` restricts the choice, and what the sparsity refers to, to some of the weights.
+        """
         with torch.no_grad():
-            scores = {name: self._score(self.layers[name], q) for name in self.prunable}
+            scores = {name: self._score(self.layers[name], q) for name in only or self.prunable}
         masks = self.pattern.select(scores, sparsity, self.options.floor * (1 - sparsity))
         return {name: self._expand(name, mask) for name, mask in masks.items()}
 
@@ -324,19 +344,27 @@ class Surgeon:
         """
         predicted = 0.0
         for name, mask in masks.items():
-            layer = self.layers[name]
-            w = self._packed(layer, q)
-            keep = {part: torch.ones_like(self._weight(part), dtype=torch.bool) for part in layer.names}
-            keep.update(self._bias_masks({name: mask}))
-            keep[name] = mask
-            removed, kept_before = ~layer.pack(keep), q.mask(layer.name)
-            if kept_before is not None:
-                removed = removed & kept_before
-            result = compensate(w, q.operator(layer.name), removed, self.options.compensation)
+            layer, w, result = self._compensated(q, name, mask)
             predicted += result.predicted
             for part, value in layer.unpack(w + result.delta).items():
                 self._weight(part).copy_(value)
         return predicted
+
+    def _compensated(self, q: InverseFisher, name: str, mask: Tensor) -> tuple[Layer, Tensor, Compensation]:
+        layer = self.layers[name]
+        w = self._packed(layer, q)
+        keep = {part: torch.ones_like(self._weight(part), dtype=torch.bool) for part in layer.names}
+        keep.update(self._bias_masks({name: mask}))
+        keep[name] = mask
+        removed, kept_before = ~layer.pack(keep), q.mask(layer.name)
+        if kept_before is not None:
+            removed = removed & kept_before
+        return layer, w, compensate(w, q.operator(layer.name), removed, self.options.compensation)
+
+    @torch.no_grad()
+    def predict(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> dict[str, float]:
+        """The loss increase that Q expects of these masks, by weight; nothing is changed."""
+        return {name: self._compensated(q, name, mask)[2].predicted for name, mask in masks.items()}
 
     def _bias_masks(self, masks: Mapping[str, Tensor]) -> Masks:
         """A removed row takes its bias along."""
@@ -363,6 +391,33 @@ class Surgeon:
             if callback is not None:
                 callback(steps[-1])
         return steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masks, γ, history, the generator and Q with its learning; the model's weights are its own state."""
+        learning = None
+        if self.learning is not None:
+            learning = {"inverse": self.learning.inverse.state_dict(), "state": self.learning.state_dict()}
+        return {
+            "masks": dict(self.masks),
+            "gamma": self.gamma,
+            "generator": self.generator.get_state(),
+            "history": [asdict(step) for step in self.history],
+            "learning": learning,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, bit for bit."""
+        device = next(self.model.parameters()).device
+        self.masks = {name: mask.to(device) for name, mask in state["masks"].items()}
+        self.gamma = state["gamma"]
+        self.history = [PruneStep(**step) for step in state["history"]]
+        self.learning = self.inverse = None
+        if state["learning"] is not None:
+            self.learning = self.new_learner(untaught=True)
+            self.inverse = self.learning.inverse
+            self.inverse.load_state_dict(state["learning"]["inverse"])
+            self.learning.load_state_dict(state["learning"]["state"])
+        self.generator.set_state(state["generator"])
 
 
 __all__ = ["PruneStep", "Surgeon", "SurgeonOptions"]

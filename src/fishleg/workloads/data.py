@@ -90,6 +90,10 @@ class Batches:
     def __len__(self) -> int:
         return len(self.images) // self.batch_size
 
+    def set_epoch(self, epoch: int) -> None:
+        """The order of the next pass; it goes up by one with each."""
+        self.epoch = epoch
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
         self.epoch += 1

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fishleg.auxiliary import Auxiliary
-from fishleg.baselines import learner
 from fishleg.batches import cycle, move_batch, targets_of
 from fishleg.likelihoods import Likelihood
 from fishleg.masking import keep_zeros, zero_masked
@@ -102,38 +101,18 @@ def gradual(
     `loader` yields the training batches (default: the surgeon's own). The callbacks see the model in
     evaluation mode right after pruning, and again after the training that follows.
     """
-    tuning = tuning or FineTuning()
     targets = check_sparsities(list(sparsities))
-    loader = surgeon.loader if loader is None else loader
-    steps = tuning.steps_for(loader)
-    trainer = _Trainer(surgeon, loader, tuning, steps)
-    modes = {module: module.training for module in surgeon.model.modules()}
     done = []
-    try:
-        surgeon.model.eval()
-        surgeon.estimate()
-        trainer.learning = surgeon.learning
-        optimizer = trainer.make_optimizer()
+    with Gradual(surgeon, loader, tuning) as run:
         for stage, sparsity in enumerate(targets):
-            for module, mode in modes.items():
-                module.training = mode
-            inverse = surgeon.inverse if stage == 0 else surgeon.refine(tuning.refine)
-            done.append(surgeon.prune(sparsity, inverse=inverse))
-            surgeon.model.eval()
+            done.append(run.prune(sparsity))
             if on_prune is not None:
                 on_prune(done[-1])
-            for module, mode in modes.items():
-                module.training = True if module is surgeon.model else mode or not modes[surgeon.model]
-            for step, loss in enumerate(trainer.train(optimizer)):
+            for loss in run.train():
                 if on_step is not None:
-                    on_step(Progress(stage, len(targets), step + 1, steps, loss))
-            surgeon.model.eval()
+                    on_step(Progress(stage, len(targets), run.step, run.steps, loss))
             if on_stage is not None:
                 on_stage(done[-1])
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        surgeon.model.zero_grad(set_to_none=True)
     return done
 
 
@@ -178,22 +157,64 @@ def attach(
     return optimizer.register_step_post_hook(after_step)
 
 
-class _Trainer:
-    """Training under masks with any of the optimizers, while Q is refined on the side."""
+class Gradual:
+    """The same loop in your own hands: `prune(sparsity)`, exhaust `train()`, again; a context manager.
 
-    def __init__(self, surgeon: Surgeon, loader: Iterable[Any], tuning: FineTuning, steps: int) -> None:
-        self.surgeon, self.tuning, self.steps = surgeon, tuning, steps
-        self.teacher = copy.deepcopy(surgeon.model).eval() if tuning.distill else None
+    It can stop between any two training steps: `state_dict`, with those of the model and the surgeon and the
+    place in the data, is all that the next step depends on.
+    """
+
+    def __init__(
+        self, surgeon: Surgeon, loader: Iterable[Any] | None = None, tuning: FineTuning | None = None
+    ) -> None:
+        self.surgeon, self.tuning = surgeon, tuning or FineTuning()
+        self.loader = surgeon.loader if loader is None else loader
+        self.steps = self.tuning.steps_for(self.loader)
+        self.step = self.steps  # training steps done in the present stage
+        self.teacher = copy.deepcopy(surgeon.model).eval() if self.tuning.distill else None
         self.learning: Auxiliary | None = None
+        self.optimizer: Optimizer | None = None
         self.recent: list[float] = []
-        self.batches = cycle(loader)
+        self.batches = cycle(self.loader)
         self.first = next(self.batches)
+        self._modes = {module: module.training for module in surgeon.model.modules()}
         if targets_of(self.first) is None and self.teacher is None:
             raise ValueError("fine-tuning needs (inputs, targets) from the loader, or distill=True")
-        if tuning.distill and type(surgeon.likelihood).divergence is Likelihood.divergence:
+        if self.tuning.distill and type(surgeon.likelihood).divergence is Likelihood.divergence:
             raise ValueError(f"distill=True needs a divergence, {type(surgeon.likelihood).__name__} has none")
 
-    def make_optimizer(self) -> Optimizer:
+    def __enter__(self) -> Gradual:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Put every module back into the mode it was found in."""
+        self._restore_modes()
+        self.surgeon.model.zero_grad(set_to_none=True)
+
+    def _restore_modes(self) -> None:
+        for module, mode in self._modes.items():
+            module.training = mode
+
+    def prune(self, sparsity: float) -> PruneStep:
+        """The first half of a stage: refine Q (the first time: estimate it), prune, compensate."""
+        surgeon = self.surgeon
+        if self.optimizer is None:
+            surgeon.model.eval()
+            if surgeon.inverse is None:
+                surgeon.estimate()
+            self.learning = surgeon.learning
+            self.optimizer = self._make_optimizer()
+            inverse = surgeon.inverse
+            self._restore_modes()
+        else:
+            self._restore_modes()
+            inverse = surgeon.refine(self.tuning.refine)
+        step = surgeon.prune(sparsity, inverse=inverse)
+        surgeon.model.eval()
+        self.step = 0
+        return step
+
+    def _make_optimizer(self, *, untaught: bool = False) -> Optimizer:
         tuning, surgeon = self.tuning, self.surgeon
         parameters = [p for p in surgeon.model.parameters() if p.requires_grad]
         lr = tuning.lr or OPTIMIZERS[tuning.optimizer]
@@ -203,22 +224,20 @@ class _Trainer:
             )
         if tuning.optimizer == "adam":
             return torch.optim.AdamW(parameters, lr=lr, weight_decay=tuning.weight_decay)
-        o = surgeon.options
-        learning = surgeon.learning or learner(
-            surgeon.model, surgeon.loader, surgeon.likelihood, gamma=o.gamma, samples=o.samples,
-            relative_damping=o.relative_damping, sub_batch=o.sub_batch, structure=o.structure,
-            options=o.auxiliary, forward=surgeon.forward, generator=surgeon.generator,
-        )  # fmt: skip
-        self.learning = learning
+        self.learning = surgeon.learning or surgeon.new_learner(untaught=untaught)
         return FishLeg(
             surgeon.model, surgeon.likelihood, lr=lr, momentum=tuning.momentum, max_kl=tuning.max_kl,
-            weight_decay=tuning.weight_decay, update_every=tuning.update_every, warmup=0, auxiliary=learning,
-            step_damping=tuning.step_damping,
+            weight_decay=tuning.weight_decay, update_every=tuning.update_every, warmup=0,
+            auxiliary=self.learning, step_damping=tuning.step_damping,
         )  # fmt: skip
 
-    def train(self, optimizer: Optimizer) -> Iterator[float]:
-        """One stage; yields the loss of every step."""
-        surgeon, model = self.surgeon, self.surgeon.model
+    def train(self) -> Iterator[float]:
+        """The second half: what is left of the stage's training steps; yields the loss of each."""
+        surgeon, model, optimizer = self.surgeon, self.surgeon.model, self.optimizer
+        if optimizer is None or self.step >= self.steps:
+            return
+        for module, mode in self._modes.items():
+            module.training = True if module is model else mode or not self._modes[model]
         lr = self.tuning.lr or OPTIMIZERS[self.tuning.optimizer]
         device = next(model.parameters()).device
         handle = _install(optimizer, surgeon)
@@ -231,9 +250,9 @@ class _Trainer:
                 batch_statistics=not self.learning.options.vectorize,
             )
         try:
-            for step in range(self.steps):
+            while self.step < self.steps:
                 for group in optimizer.param_groups:
-                    group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+                    group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
                 batch = move_batch(self.first if self.first is not None else next(self.batches), device)
                 self.first = None
                 optimizer.zero_grad()
@@ -244,12 +263,42 @@ class _Trainer:
                     optimizer.step(batch=batch)
                 else:
                     optimizer.step()
-                    if self.learning is not None and step % self.tuning.update_every == 0:
+                    if self.learning is not None and self.step % self.tuning.update_every == 0:
                         self.learning.try_step(batch)
+                self.step += 1
                 yield float(loss.detach())
         finally:
             if handle is not None:
                 handle.remove()
+        model.eval()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the stage and the optimizer (a Q that is the surgeon's too is in the surgeon's)."""
+        state = None if self.optimizer is None else self.optimizer.state_dict()
+        if state is not None and self._shares_q():
+            state["fishleg"] = {**state["fishleg"], "inverse": None, "auxiliary": None}
+        return {"step": self.step, "recent": list(self.recent), "optimizer": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, after the model and the surgeon got back theirs."""
+        self.step, self.recent = state["step"], list(state["recent"])
+        if state["optimizer"] is None:
+            self.optimizer = None
+            return
+        self.learning = self.surgeon.learning
+        self.optimizer = self._make_optimizer(untaught=True)
+        if self._shares_q():
+            assert self.learning is not None
+            q = {"inverse": self.learning.inverse.state_dict(), "auxiliary": self.learning.state_dict()}
+            state = {"optimizer": {**state["optimizer"], "fishleg": {**state["optimizer"]["fishleg"], **q}}}
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def restart_data(self) -> None:
+        """Draw the next batch from a new iteration over the loader, which was wound to the right place."""
+        self.batches, self.first = cycle(self.loader), None
+
+    def _shares_q(self) -> bool:
+        return isinstance(self.optimizer, FishLeg) and self.optimizer.auxiliary is self.surgeon.learning
 
     def _trust_region(self, loss: float) -> float:
         """The KL that a step may cost: a fraction of the loss there is to lose, 1 at most.
@@ -285,4 +334,4 @@ def _install(optimizer: Optimizer, surgeon: Surgeon) -> RemovableHandle | None:
     return keep_zeros(optimizer, surgeon.model, surgeon.masks)
 
 
-__all__ = ["OPTIMIZERS", "FineTuning", "Progress", "attach", "gradual"]
+__all__ = ["OPTIMIZERS", "FineTuning", "Gradual", "Progress", "attach", "gradual"]

@@ -1,0 +1,5 @@
+"""`python -m fishleg` is the command line."""
+
+from fishleg.cli import main
+
+main()

@@ -1,0 +1,363 @@
+"""The command line. Everything here is a thin layer over fishleg.tool, which Python code can use as well.
+
+Nothing heavy is imported before a command runs: `fishleg --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fishleg.tool.errors import Interrupted, ToolError
+from fishleg.tool.recipe import FIELDS, SECTIONS, load_recipe, make_recipe
+
+F = TypeVar("F", bound=Callable[..., Any])
+ERROR, INTERRUPTED = 1, 130
+_TITLES = {
+    "model": "Model",
+    "data": "Data",
+    "target": "How sparse",
+    "method": "Method",
+    "tuning": "Fine-tuning (--mode gradual)",
+    "run": "Run",
+}
+# short names on the command line for options whose name in a recipe is longer
+_EXTRA_FLAGS = {"sparsity": ["-s"], "out": ["-o"], "schedule": []}
+
+
+class _Sections(click.Command):
+    """Help with the options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
+        rest: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                known = FIELDS.get(parameter.name or "")
+                (rest if known is None else groups[known.metadata["section"]]).append(record)
+        for section, records in groups.items():
+            if records:
+                with formatter.section(_TITLES[section]):
+                    formatter.write_dl(records, col_max=26)
+        if rest:
+            with formatter.section("Other"):
+                formatter.write_dl(rest, col_max=26)
+
+
+def _recipe_options(*sections: str) -> Callable[[F], F]:
+    """A flag for every option of a recipe in these sections; one that is not given stays unset."""
+
+    def decorate(function: F) -> F:
+        for name, f in reversed(FIELDS.items()):
+            if f.metadata["section"] not in sections or name == "model":
+                continue
+            function = _flag(name, f)(function)
+        return function
+
+    return decorate
+
+
+def _flag(name: str, f: Any) -> Callable[[F], F]:
+    kind, dash = str(f.type), f"--{name.replace('_', '-')}"
+    text = f.metadata["help"]
+    if f.metadata["choices"]:
+        text += f" One of: {', '.join(f.metadata['choices'])}."
+    default = f.default
+    if default not in (None, "", False) and not str(default).startswith("<dataclasses"):
+        text += f" [default: {default}]"
+    if kind == "bool":
+        return click.option(f"{dash}/--no-{dash[2:]}", name, default=None, help=text)
+    many = kind.startswith("list")
+    metavar = {"int": "N", "float": "X"}.get(kind.split(" ")[0].removeprefix("list[").rstrip("]"), "TEXT")
+    if many and "float" in kind:
+        metavar, many = "X,X,...", False
+    return click.option(*_EXTRA_FLAGS.get(name, []), dash, name, metavar=metavar, multiple=many, help=text)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, as values for a recipe."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or value == () or name not in FIELDS:
+            continue
+        kind = str(FIELDS[name].type)
+        if isinstance(value, tuple):
+            found[name] = list(value)
+        elif kind.startswith("list"):
+            found[name] = [_number(name, part, "float") for part in value.split(",")]
+        elif isinstance(value, str) and "str" not in kind:
+            found[name] = _number(name, value, kind)
+        else:
+            found[name] = value
+    return found
+
+
+def _number(name: str, text: str, kind: str) -> int | float:
+    try:
+        return int(text) if "int" in kind and "float" not in kind else float(text)
+    except ValueError:
+        what = "a whole number" if "int" in kind and "float" not in kind else "a number"
+        raise ToolError(f"--{name.replace('_', '-')} must be {what}, got {text!r}") from None
+
+
+class _Group(click.Group):
+    """Errors of ours become one line and an exit code; --debug shows where they come from."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        logging.basicConfig(format="%(message)s", level=logging.ERROR)
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Interrupted as error:
+            click.echo(str(error), err=True)
+            ctx.exit(INTERRUPTED)
+        except Exception as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            click.echo(f"error: {_message(error)}", err=True)
+            ctx.exit(ERROR)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        from fishleg.tool.errors import nearest
+
+        if args and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"there is no command {args[0]!r}{nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, (ToolError, ValueError)):
+        return str(error)
+    return f"{type(error).__name__}: {error} (fishleg --debug ... shows where)"
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show a traceback with errors.")
+@click.version_option(package_name="fishleg")
+def main(debug: bool) -> None:
+    """Second-order pruning of PyTorch models: sparse, small, and still accurate.
+
+    \b
+    Try it:                fishleg prune workload:digits --sparsity 0.9
+    Your model and data:   fishleg prune net.py:make --weights net.pt --data data.py:loader -s 0.9
+    Within 1 % accuracy:   fishleg prune net.py:make ... --eval-data data.py:test --max-drop 1%
+    What resists?          fishleg sensitivity net.py:make --weights net.pt --data data.py:loader
+    After a crash:         fishleg resume fishleg-run
+
+    net.py:make is a function of yours that returns the model, data.py:loader one that returns a DataLoader.
+    """
+
+
+_PRUNE_HELP = """Prune MODEL and write a sparse checkpoint and a report.
+
+MODEL is net.py:make or package.module:make, a function without arguments that returns the model, or a
+built-in workload (workload:digits, workload:resnet20). Without labels in the data everything works but
+--mode gradual (unless --distill) and accuracy (agreement with the dense model is measured instead).
+
+\b
+fishleg prune net.py:make --weights net.pt --data data.py:loader --sparsity 0.9
+fishleg prune net.py:make --data data.py:loader --pattern 2:4
+fishleg prune net.py:make --data data.py:loader --mode gradual --train-data data.py:train --epochs 2
+fishleg prune net.py:make --data data.py:loader --eval-data data.py:test --max-drop 0.5%
+fishleg prune --recipe recipe.toml --out another-run
+
+The directory --out gets: report.html, model.safetensors (a plain state dict with zeros),
+packed.safetensors (the same, small), log.jsonl, log.csv, run.json, recipe.toml and checkpoints.
+"""
+
+
+@main.command(cls=_Sections, help=_PRUNE_HELP)
+@click.argument("model", required=False)
+@_recipe_options(*SECTIONS)
+@click.option(
+    "--recipe", "recipe_file", metavar="FILE", help="A .toml, .yaml or .json file; flags win over it."
+)
+@click.option("--print-recipe", is_flag=True, help="Write the effective recipe to standard output and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record of the run as JSON at the end.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def prune(
+    model: str | None, recipe_file: str | None, print_recipe: bool, as_json: bool, quiet: bool, **options: Any
+) -> None:
+    """See _PRUNE_HELP, which is what `fishleg prune --help` shows."""
+    recipe = _make(model, recipe_file, options)
+    if print_recipe:
+        recipe.check()
+        click.echo(recipe.to_toml(), nl=False)
+        return
+    from fishleg.tool import run as runs
+
+    run = runs.start(recipe, command=f"fishleg {shlex.join(sys.argv[1:])}")
+    _execute(run, as_json, quiet)
+
+
+def _make(model: str | None, recipe_file: str | None, options: dict[str, Any]) -> Any:
+    given = _given(options)
+    if model is not None:
+        given["model"] = model
+    recipe = make_recipe(load_recipe(recipe_file) if recipe_file else {}, given)
+    if not recipe.model:
+        raise ToolError("MODEL is missing: name the function that returns it, e.g. net.py:make")
+    return recipe
+
+
+def _execute(run: Any, as_json: bool, quiet: bool) -> None:
+    from fishleg.tool.display import make_display
+
+    if not quiet:
+        run.listeners.append(make_display(run.evaluator.unit, run.evaluator.name))
+    record = run.execute()
+    if as_json:
+        click.echo(json.dumps(record, indent=1))
+    else:
+        click.echo(f"{run.directory / 'report.html'}")
+
+
+@main.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the record of the run as JSON at the end.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def resume(directory: Path, as_json: bool, quiet: bool) -> None:
+    """Go on with an interrupted run, to the very model it would have ended with."""
+    from fishleg.tool import run as runs
+
+    _execute(runs.resume(directory), as_json, quiet)
+
+
+@main.command(cls=_Sections)
+@click.argument("model", required=False)
+@click.option("--methods", default="magnitude,obert,mfac,fishleg", show_default=True, help="Comma-separated.")
+@_recipe_options(*SECTIONS)
+@click.option(
+    "--recipe", "recipe_file", metavar="FILE", help="A .toml, .yaml or .json file; flags win over it."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+def compare(model: str | None, methods: str, recipe_file: str | None, as_json: bool, **options: Any) -> None:
+    """Several methods on the same budget: one table, one picture.
+
+    \b
+    fishleg compare workload:digits --sparsity 0.95 --methods magnitude,fishleg --out comparison
+
+    Each method is a run of its own in a directory under --out; a comparison that was interrupted goes on
+    with the next method when the same command is given again.
+    """
+    from fishleg.tool.compare import compare_methods
+
+    recipe = _make(model, recipe_file, options)
+    result = compare_methods(recipe, [m.strip() for m in methods.split(",") if m.strip()])
+    click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
+
+
+@main.command(cls=_Sections)
+@click.argument("model", required=False)
+@_recipe_options("model", "data", "method")
+@click.option("--pattern", metavar="TEXT", help="As in fishleg prune.")
+@click.option(
+    "--sparsity", metavar="X", default="0.9", show_default=True, help="The sparsity to judge layers at."
+)
+@click.option("--device", metavar="TEXT", help="auto, cpu, cuda ...")
+@click.option(
+    "--recipe", "recipe_file", metavar="FILE", help="A .toml, .yaml or .json file; flags win over it."
+)
+@click.option(
+    "--picture", type=click.Path(path_type=Path), help="Also draw the curves into this PNG or SVG file."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the curves as JSON.")
+def sensitivity(
+    model: str | None, recipe_file: str | None, picture: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Which layers resist: predicted loss against sparsity for each, from Q alone.
+
+    \b
+    fishleg sensitivity net.py:make --weights net.pt --data data.py:loader
+
+    One estimate of Q, no evaluation of pruned models. The table ends with layers worth excluding.
+    """
+    from fishleg.tool.sensitivity import analyse
+
+    result = analyse(_make(model, recipe_file, options))
+    if picture is not None:
+        result.draw(picture)
+    click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--pattern", metavar="N:M", help="Check that an N:M or block:SIZE pattern holds; exit code 1 if not."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.pass_context
+def inspect(ctx: click.Context, path: Path, pattern: str | None, as_json: bool) -> None:
+    """What is in a checkpoint or a run: sparsity by layer, pattern, size, how it was made.
+
+    \b
+    fishleg inspect fishleg-run
+    fishleg inspect model.safetensors --pattern 2:4
+    """
+    from fishleg.tool.inspection import look_into
+
+    found = look_into(path, pattern)
+    click.echo(json.dumps(found.as_dict(), indent=1) if as_json else found.table())
+    if found.holds is False:
+        ctx.exit(ERROR)
+
+
+@main.command("eval", cls=_Sections)
+@click.argument("model", required=False)
+@_recipe_options("model", "data")
+@click.option("--run", "directory", type=click.Path(path_type=Path), help="Evaluate the model of this run.")
+@click.option("--device", metavar="TEXT", help="auto, cpu, cuda ...")
+@click.option(
+    "--recipe", "recipe_file", metavar="FILE", help="A .toml, .yaml or .json file; flags win over it."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def evaluate(
+    model: str | None, recipe_file: str | None, directory: Path | None, as_json: bool, **options: Any
+) -> None:
+    """Accuracy (or loss) of a model with given weights, packed ones included.
+
+    \b
+    fishleg eval net.py:make --weights fishleg-run/packed.safetensors --eval-data data.py:test
+    fishleg eval --run fishleg-run
+    """
+    from fishleg.tool.inspection import evaluate_recipe, evaluate_run
+
+    if directory is not None:
+        result = evaluate_run(directory)
+    else:
+        result = evaluate_recipe(_make(model, recipe_file, options))
+    click.echo(json.dumps(result) if as_json else "\n".join(f"{k}: {v}" for k, v in result.items()))
+
+
+@main.command()
+@click.option("--out", "-o", default="demo-out", show_default=True, help="Where results go.")
+@click.pass_context
+def demo(ctx: click.Context, out: str) -> None:
+    """Train a small network on embedded digits and prune it with four methods (about a minute)."""
+    from fishleg.demo import main as run_demo
+
+    ctx.exit(run_demo(["--out", out]))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def doctor(as_json: bool) -> None:
+    """What this machine has: devices, optional packages, data; what is missing and how to get it."""
+    from fishleg.tool.doctor import examine, table
+
+    found = examine()
+    click.echo(json.dumps(found, indent=1) if as_json else table(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The tool around the library: recipes, runs that can be resumed, reports, and the command line."""

@@ -1,0 +1,181 @@
+"""Looking into checkpoints: what is zero, which pattern holds, how large it is, how it was made, how good."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fishleg import checkpoint
+from fishleg.tool import sources
+from fishleg.tool.errors import ToolError
+from fishleg.tool.packing import pack
+from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """One tensor of a checkpoint."""
+
+    name: str
+    shape: list[int]
+    size: int
+    sparsity: float
+    pattern: str  # the tightest N:M that holds along the inputs, if any
+    dead_rows: int
+    holds: bool | None = None  # the pattern that was asked for
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `look_into` found."""
+
+    path: str
+    bytes: int
+    bytes_packed: int
+    sparsity: float  # of the matrices and kernels that have zeros
+    tensors: list[TensorFacts]
+    made: dict[str, Any]
+    pattern: str | None = None
+    holds: bool | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def table(self) -> str:
+        """For people."""
+        width = max(len(t.name) for t in self.tensors)
+        lines = [
+            f"{'tensor':<{width}} {'shape':>16} {'size':>10} {'zeros':>8} {'pattern':>8} {'dead rows':>10}"
+        ]
+        for t in self.tensors:
+            shape = "x".join(map(str, t.shape)) or "scalar"
+            verdict = "" if t.holds is None else f"  {self.pattern} {'holds' if t.holds else 'VIOLATED'}"
+            dead = t.dead_rows or ""
+            lines.append(
+                f"{t.name:<{width}} {shape:>16} {t.size:>10,} {t.sparsity:>8.1%} {t.pattern:>8} {dead:>10}"
+                f"{verdict}"
+            )
+        lines.append(f"\n{self.path}: {self.bytes:,} bytes; packed it takes {self.bytes_packed:,}")
+        lines.append(f"sparsity of the pruned matrices: {self.sparsity:.2%}")
+        if self.pattern is not None:
+            lines.append(f"pattern {self.pattern}: {'holds' if self.holds else 'does NOT hold'}")
+        lines += [f"{key}: {value}" for key, value in self.made.items()]
+        return "\n".join(lines)
+
+
+def look_into(path: Path, pattern: str | None = None) -> Inspection:
+    """Inspect a state dict (.safetensors, .pt), a packed one, a checkpoint of a run, or a run's directory."""
+    made: dict[str, Any] = {}
+    size = None
+    if path.is_dir():
+        made = _how_made(path)
+        final = path / "model.safetensors"
+        if final.is_file():
+            path = final
+        else:
+            latest = checkpoint.Store(path / "checkpoints").latest()
+            if latest is None:
+                raise ToolError(f"there is no model and no checkpoint in {path}")
+            path = latest[0]
+    if not path.is_file():
+        raise ToolError(f"there is no file {path}")
+    if path.suffix == checkpoint.SUFFIX:
+        content = checkpoint.load(path)
+        state = content.get("model", content)
+    else:
+        state = sources.load_weights(path)
+        made = made or _recipe_inside(path)
+    size = path.stat().st_size
+    tensors = [_facts(name, tensor, pattern) for name, tensor in state.items()]
+    pruned = [t for t in tensors if t.sparsity > 0 and len(t.shape) > 1]
+    zeros, total = sum(t.sparsity * t.size for t in pruned), sum(t.size for t in pruned)
+    packed = sum(t.nbytes for t in pack(state).values())
+    verdicts = [t.holds for t in tensors if t.holds is not None]
+    holds = None if pattern is None else bool(verdicts) and all(verdicts)
+    return Inspection(str(path), size, packed, zeros / total if total else 0.0, tensors, made, pattern, holds)
+
+
+def _facts(name: str, tensor: Tensor, pattern: str | None) -> TensorFacts:
+    sparsity = float((tensor == 0).float().mean()) if tensor.numel() else 0.0
+    matrix = tensor.dim() > 1 and tensor.is_floating_point()
+    found = next(
+        (p for p in ("1:4", "2:4", "4:8", "1:2") if matrix and sparsity > 0 and _holds(tensor, p)), ""
+    )
+    dead = int((tensor.flatten(1) == 0).all(1).sum()) if matrix else 0
+    asked = None
+    if pattern is not None and matrix and sparsity > 0:
+        asked = _holds(tensor, pattern)
+    return TensorFacts(name, list(tensor.shape), tensor.numel(), sparsity, found, dead, asked)
+
+
+def _holds(tensor: Tensor, pattern: str) -> bool:
+    from fishleg.patterns import NM, Blocks, Rows, as_pattern
+
+    rule = as_pattern(pattern)
+    if rule.unsuitable(tuple(tensor.shape)) is not None:
+        return False
+    if isinstance(rule, NM):
+        return bool((tensor.movedim(1, -1).reshape(-1, rule.m) != 0).sum(1).le(rule.n).all())
+    if isinstance(rule, Blocks):
+        groups = tensor.reshape(-1, rule.size) != 0
+        return bool((groups.all(1) | ~groups.any(1)).all())
+    if isinstance(rule, Rows):
+        rows = tensor.flatten(1) != 0
+        return bool((rows.all(1) | ~rows.any(1)).all())
+    return True
+
+
+def _how_made(directory: Path) -> dict[str, Any]:
+    record_path = directory / "run.json"
+    if not record_path.is_file():
+        return {}
+    record = json.loads(record_path.read_text())
+    keys = ("status", "name", "method", "mode", "pattern", "sparsity", "started", "command")
+    return {key: record[key] for key in keys if record.get(key) is not None}
+
+
+def _recipe_inside(path: Path) -> dict[str, Any]:
+    if path.suffix != ".safetensors":
+        return {}
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    return {"recipe": "\n" + metadata["recipe"]} if "recipe" in metadata else {}
+
+
+def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Metric and loss of the model that a recipe describes."""
+    from fishleg.tool.setup import prepare
+
+    prepared = prepare(recipe, surgery=False)
+    result = prepared.evaluator(prepared.model)
+    shown = {prepared.evaluator.name: result.metric}
+    return (
+        shown if result.loss is None or prepared.evaluator.name == "loss" else {**shown, "loss": result.loss}
+    )
+
+
+def evaluate_run(directory: Path) -> dict[str, Any]:
+    """The same for the final model of a run."""
+    from fishleg.tool.run import read_record
+
+    record = read_record(directory)
+    if not (directory / "model.safetensors").is_file():
+        raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
+    recipe = make_recipe(load_recipe(directory / "recipe.toml"))
+    weights = str((directory / "model.safetensors").resolve())
+    from fishleg.tool.setup import prepare
+
+    prepared = prepare(replace(recipe, weights=weights), Path(record["base"]), surgery=False)
+    result = prepared.evaluator(prepared.model)
+    shown: dict[str, Any] = {prepared.evaluator.name: result.metric}
+    return shown if result.loss is None else {**shown, "loss": result.loss}
+
+
+__all__ = ["Inspection", "evaluate_recipe", "evaluate_run", "look_into"]

@@ -1,0 +1,620 @@
+"""One pruning run from recipe to report, which can be killed at any moment and go on bit for bit.
+
+What a run writes into its directory:
+  recipe.toml  run.json  log.jsonl  log.csv  dense.ckpt  checkpoints/  model.safetensors  packed.safetensors
+  report.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fishleg import checkpoint
+from fishleg.auxiliary import AuxStats
+from fishleg.loop import FineTuning, Gradual
+from fishleg.masking import apply_masks
+from fishleg.obs import saliency
+from fishleg.streams import Replayable, random_state, set_random_state
+from fishleg.tool.budgets import (
+    Plan,
+    check_reachable,
+    count_macs,
+    kept_macs,
+    make_plan,
+    sparsity_for_macs,
+)
+from fishleg.tool.errors import Interrupted, ToolError
+from fishleg.tool.events import Event, FileLog, Listener, TensorBoard, WeightsAndBiases, read_events
+from fishleg.tool.metrics import Evaluation
+from fishleg.tool.packing import pack
+from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
+from fishleg.tool.setup import Prepared, prepare
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, two processes on one run are not noticed
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+RUN, RECIPE, DENSE, LOCK, CHECKPOINTS = "run.json", "recipe.toml", "dense.ckpt", "lock", "checkpoints"
+MODEL, PACKED, REPORT = "model.safetensors", "packed.safetensors", "report.html"
+_Q_EVENTS_EVERY = 4
+_UNNAMED_EVALUATION = 50  # batches of the calibration data, where no eval_data are named
+
+
+def start(
+    recipe: Recipe, *, base: Path | None = None, listeners: Sequence[Listener] = (), command: str = ""
+) -> Run:
+    """A new run in the recipe's `out`; everything is checked, and nothing written yet."""
+    base = base or Path.cwd()
+    directory = (base / recipe.out).resolve()
+    refuse_used(directory)
+    return Run(prepare(recipe, base), directory, listeners=listeners, command=command)
+
+
+def resume(directory: Path, *, listeners: Sequence[Listener] = ()) -> Run:
+    """Go on with the run in a directory, from its last good checkpoint."""
+    directory = Path(directory).resolve()
+    record = read_record(directory)
+    if record.get("status") == "finished":
+        raise ToolError(f"the run in {directory} is finished: there is nothing to resume")
+    recipe = make_recipe(load_recipe(directory / RECIPE))
+    try:
+        dense = checkpoint.load(directory / DENSE)
+    except checkpoint.CheckpointError as error:
+        raise ToolError(str(error)) from None
+    prepared = prepare(recipe, Path(record["base"]), dense=dense)
+    if record.get("threads") not in (None, torch.get_num_threads()):
+        logger.warning(
+            "the run began with %s CPU threads and goes on with %s: results may differ in the last bits "
+            "(set OMP_NUM_THREADS to go on as before)",
+            record["threads"], torch.get_num_threads(),
+        )  # fmt: skip
+    return Run(prepared, directory, listeners=listeners, record=record)
+
+
+def refuse_used(directory: Path) -> None:
+    """A directory that holds a run is never overwritten."""
+    if (directory / RUN).exists():
+        status = read_record(directory).get("status")
+        go_on = "" if status == "finished" else f", go on with it (fishleg resume {directory})"
+        raise ToolError(f"{directory} holds a run already ({status}): choose another out{go_on} or delete it")
+    if directory.exists() and not directory.is_dir():
+        raise ToolError(f"out: {directory} is a file, not a directory")
+    parent = next(p for p in (directory, *directory.parents) if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise ToolError(f"out: {directory} cannot be written, {parent} is read-only")
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """The run.json of a directory."""
+    try:
+        record = json.loads((directory / RUN).read_text())
+    except FileNotFoundError:
+        raise ToolError(f"there is no run in {directory} (no {RUN})") from None
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{directory / RUN} cannot be read: {error}") from None
+    if not isinstance(record, dict):
+        raise ToolError(f"{directory / RUN} holds no record of a run")
+    return record
+
+
+class Run:
+    """A run in the making. `execute` does the work; build it with `start` or `resume`."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        directory: Path,
+        *,
+        listeners: Sequence[Listener] = (),
+        record: dict[str, Any] | None = None,
+        command: str = "",
+    ) -> None:
+        self.recipe, self.base, self.directory = prepared.recipe, prepared.base, directory
+        self.model, self.surgeon, self.evaluator = prepared.model, prepared.surgeon, prepared.evaluator
+        self.calibration = prepared.calibration
+        recipe, data = prepared.recipe, prepared.data
+        self.fresh = record is None
+        self.record: dict[str, Any] = record or {"warnings": [], "resumed": 0, "command": command}
+        self.listeners = list(listeners)
+        self.log: FileLog | None = None
+        self.store = checkpoint.Store(directory / CHECKPOINTS, recipe.keep)
+        self.accepted: Path | None = None  # the checkpoint to go back to in a search
+        self.stopping = False
+        self.timing = dict.fromkeys(("estimate", "prune", "train", "evaluate", "checkpoint"), 0.0)
+        self.seconds, self._since = 0.0, time.monotonic()
+        self._saved_at = time.monotonic()
+        self._phase, self._q_seen = "estimate", 0
+
+        self.surgeon.on_q = self._on_q
+        self.macs = count_macs(self.model, prepared.first_batch, prepared.forward)
+        self.gradual: Gradual | None = None
+        self.training: Replayable | None = None
+        if recipe.mode == "gradual":
+            train = data.train if data.train is not None else data.calibration
+            self.training = Replayable(train, recipe.seed + 1)
+            tuning = {f.name: getattr(recipe, f.name) for f in fields(FineTuning)}
+            self.gradual = Gradual(self.surgeon, self.training, FineTuning(**tuning))
+            self.gradual.restart_data()
+            self.training.load_state_dict({"passes": 0, "place": 0, "last": None})
+        self.surgeon.choose_measured()
+        self.calibration.passes = 1  # what was looked at so far does not count
+        self.plan: Plan | None = None
+        if recipe.max_flops is None:
+            self.plan = make_plan(recipe, self.surgeon, self.macs)
+            if self.plan.max_drop is None:
+                check_reachable(self.surgeon, self.plan.targets[-1])
+
+    # -- the run itself
+
+    def execute(self) -> dict[str, Any]:
+        """Do it all, or what is left of it; returns the record that is in run.json."""
+        self._open()
+        try:
+            with _locked(self.directory / LOCK), self._signals(), self._warnings(), _seeded(self.recipe.seed):
+                if self.fresh:
+                    self._begin()
+                else:
+                    self._go_on()
+                self._loop()
+                self._finish()
+        except (Interrupted, KeyboardInterrupt):
+            self._status("interrupted")
+            raise Interrupted(self._how_to_go_on()) from None
+        except Exception as error:
+            self._status("failed", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            for listener in self.listeners:
+                listener.close()
+        return self.record
+
+    def _open(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            (self.directory / CHECKPOINTS).mkdir(exist_ok=True)
+            extra: list[Listener] = []
+            if self.recipe.tensorboard:
+                extra.append(TensorBoard(self.directory))
+            if self.recipe.wandb is not None:
+                extra.append(WeightsAndBiases(self.recipe.wandb, self.directory, self.recipe.sections()))
+            self.log = FileLog(self.directory)
+        except OSError as error:
+            raise ToolError(f"out: cannot write to {self.directory}: {error.strerror or error}") from None
+        self.listeners = [self.log, *extra, *self.listeners]
+
+    def _begin(self) -> None:
+        checkpoint.save(self.directory / DENSE, self.model.state_dict())
+        checkpoint.write_atomically(self.directory / RECIPE, self.recipe.to_toml().encode())
+        self.record |= {
+            "name": self.recipe.model, "base": str(self.base), "threads": torch.get_num_threads(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }  # fmt: skip
+        self._status("running")
+        with self._timed("evaluate"):
+            dense = self.evaluator(self.model)
+        self._describe(dense)
+        self._status("running")
+        self._emit("start", metric=dense.metric, loss=dense.loss, prunable=self.record["prunable"])
+        if self.plan is None:
+            with self._timed("estimate"):
+                self.plan = make_plan(self.recipe, self.surgeon, self.macs)
+        self._save()
+        self.accepted = self.store.paths()[-1]
+
+    def _go_on(self) -> None:
+        if "dense" not in self.record:  # killed before anything was measured
+            self._begin()
+            return
+        found = self.store.latest()
+        if found is None:
+            self._begin()
+            return
+        path, state = found
+        self._load(state)
+        if not self.pruned:
+            self.accepted = path
+        self.record["resumed"] = self.record.get("resumed", 0) + 1
+        self._status("running")
+        assert self.log is not None
+        self.log.rewind(state["log"])
+        assert self.plan is not None
+        fraction = self.plan.done / max(self.plan.stages, 1)
+        self._emit("resume", sparsity=self.surgeon.sparsity, checkpoint=path.name, fraction=fraction)
+
+    def _loop(self) -> None:
+        """Stage after stage. `pruned` says that the present stage is past its pruning."""
+        assert self.plan is not None
+        while True:
+            if not self.pruned:
+                target = self.plan.next(self._predicted)
+                if target is None and self._over_flops():
+                    continue
+                if target is None:
+                    return
+                self._prune(target)
+            self._train()
+            self._judge()
+
+    @property
+    def pruned(self) -> bool:
+        """Whether the surgeon is a stage ahead of the plan."""
+        assert self.plan is not None
+        history = self.surgeon.history
+        return bool(history) and history[-1].target > self.plan.good
+
+    def _predicted(self, sparsity: float) -> float:
+        inverse = self.surgeon.inverse or self.surgeon.estimate()
+        return sum(self.surgeon.predict(inverse, self.surgeon.select(inverse, sparsity)).values())
+
+    def _prune(self, target: float) -> None:
+        assert self.plan is not None
+        surgeon = self.surgeon
+        self._phase = "estimate" if surgeon.inverse is None or surgeon.learning is None else "refine"
+        with self._timed("estimate"):
+            if self.gradual is None:
+                if surgeon.inverse is None:
+                    inverse = surgeon.estimate()
+                elif not surgeon.history and surgeon.learning is not None:
+                    inverse = surgeon.inverse
+                else:
+                    inverse = surgeon.refine()
+        with self._timed("prune"):
+            step = (
+                surgeon.prune(target, inverse=inverse) if self.gradual is None else self.gradual.prune(target)
+            )
+        after = self._evaluate() if self.gradual is not None else Evaluation(float("nan"), None)
+        metric = None if self.gradual is None else after.metric
+        self._emit(
+            "prune", stage=self.plan.done + 1, stages=self.plan.stages, target=target, sparsity=step.sparsity,
+            predicted=step.predicted, measured=step.measured, metric=metric, loss=after.loss,
+        )  # fmt: skip
+        self._save()
+
+    def _train(self) -> None:
+        if self.gradual is None:
+            return
+        assert self.plan is not None
+        self._phase = "train"
+        before = time.monotonic()
+        for loss in self.gradual.train():
+            assert self.gradual.optimizer is not None
+            self._emit(
+                "train", stage=self.plan.done + 1, stages=self.plan.stages, step=self.gradual.step,
+                steps=self.gradual.steps, loss=loss, lr=self.gradual.optimizer.param_groups[0]["lr"],
+            )  # fmt: skip
+            self.timing["train"] += time.monotonic() - before
+            due = time.monotonic() - self._saved_at > 60 * self.recipe.checkpoint_minutes
+            if (due or self.stopping) and self.gradual.step < self.gradual.steps:
+                self._save()
+                self._stop_if_asked()
+            before = time.monotonic()
+
+    def _judge(self) -> None:
+        """Measure the stage and accept it, or go back."""
+        assert self.plan is not None
+        step, result = self.surgeon.history[-1], self._evaluate()
+        drop = self.evaluator.drop(self.record["dense"]["metric"], result.metric)
+        common = {"sparsity": step.sparsity, "metric": result.metric, "loss": result.loss}
+        stage, stages = self.plan.done + 1, self.plan.stages
+        if self.plan.result(step.target, drop):
+            self._emit("stage", stage=stage, stages=stages, **common)
+            self.record["sparse"] = {"metric": result.metric, "loss": result.loss}
+            self.accepted = self._save()
+        else:
+            self._emit("rollback", reason=f"the {self.evaluator.name} drops by {drop:.4g}", **common)
+            self._roll_back()
+        self._stop_if_asked()
+
+    def _roll_back(self) -> None:
+        """Weights, masks, Q and optimizer of the last accepted stage; the plan keeps what it has learned."""
+        assert self.accepted is not None
+        assert self.plan is not None
+        learned, timing, seconds = self.plan.state_dict(), dict(self.timing), self._elapsed()
+        accepted = self.accepted
+        self._load(checkpoint.load(accepted))
+        self.accepted = accepted
+        self.plan.load_state_dict(learned)
+        self.timing, self.seconds, self._since = timing, seconds, time.monotonic()
+        self._save()
+
+    def _over_flops(self) -> bool:
+        """A budget of multiply-adds may want a last, small stage: scores change while pruning."""
+        if self.recipe.max_flops is None or self.plan is None:
+            return False
+        enough = sparsity_for_macs(self.surgeon, self.macs, self.recipe.max_flops)
+        if enough <= self.surgeon.sparsity:
+            return False
+        self.plan.targets.append(enough)
+        return True
+
+    def _finish(self) -> None:
+        assert self.plan is not None
+        if not self.surgeon.masks:
+            raise ToolError(
+                f"nothing was pruned: even a sparsity of {self.plan.bad or 0:.1%} costs more than "
+                f"max_drop = {self.recipe.max_drop}"
+            )
+        apply_masks(self.model, self.surgeon.masks)
+        state = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
+        self._write_models(state)
+        masks = self.surgeon.masks
+        self.record |= {
+            "sparsity": self.surgeon.sparsity, "target": self.plan.good,
+            "nonzero": sum(int((p != 0).sum()) for p in self.model.parameters()),
+            "macs_sparse": kept_macs(self.macs, masks),
+        }  # fmt: skip
+        self._describe_layers()
+        self._write_report()
+        self._status("finished")  # last of all: killed before this, the run is resumed and ends again
+        for path in self.store.paths()[:-1]:
+            path.unlink()
+        dense, sparse = self.record["dense"]["metric"], self.record["sparse"]["metric"]
+        shown = self.evaluator.shown
+        self._emit(
+            "finish",
+            message=f"done: {self.evaluator.name} {shown(dense)} -> {shown(sparse)} at sparsity "
+            f"{self.record['sparsity']:.2%}; packed file {self.record['bytes_sparse']:,} of "
+            f"{self.record['bytes_plain']:,} bytes",
+        )
+
+    def _write_report(self) -> None:
+        from fishleg.report import render_report
+
+        record = {**self.record, **self._summary("finished")}
+        text = render_report(record, read_events(self.directory / "log.jsonl"), self.recipe.to_toml())
+        checkpoint.write_atomically(self.directory / REPORT, text.encode())
+
+    def _write_models(self, state: dict[str, torch.Tensor]) -> None:
+        from safetensors.torch import save as to_bytes
+
+        facts = {"format": "pt", "sparsity": f"{self.surgeon.sparsity:.6f}", "recipe": self.recipe.to_toml()}
+        unique = {name: value.clone() for name, value in state.items()}
+        for name, tensors in ((MODEL, unique), (PACKED, pack(unique))):
+            try:
+                checkpoint.write_atomically(self.directory / name, to_bytes(tensors, facts))
+            except OSError as error:
+                raise ToolError(f"cannot write {self.directory / name}: {error.strerror or error}") from error
+        self.record["bytes_plain"] = (self.directory / MODEL).stat().st_size
+        self.record["bytes_dense"] = self.record["bytes_plain"]
+        self.record["bytes_sparse"] = (self.directory / PACKED).stat().st_size
+
+    # -- saving and loading
+
+    def _state(self) -> dict[str, Any]:
+        assert self.plan is not None
+        assert self.log is not None
+        return {
+            "model": self.model.state_dict(),
+            "surgeon": self.surgeon.state_dict(),
+            "gradual": None if self.gradual is None else self.gradual.state_dict(),
+            "plan": self.plan.state_dict(),
+            "calibration": self.calibration.state_dict(),
+            "training": None if self.training is None else self.training.state_dict(),
+            "random": random_state(),
+            "timing": dict(self.timing),
+            "seconds": self._elapsed(),
+            "log": self.log.place(),
+            "accepted": None if self.accepted is None else self.accepted.name,
+            "sparse": self.record.get("sparse"),
+        }
+
+    def _save(self) -> Path:
+        """A checkpoint; the accepted one survives the clearing of old ones."""
+        with self._timed("checkpoint"):
+            path = self.store.save(self._state(), protect=self.accepted)
+        self._saved_at = time.monotonic()
+        self._emit("checkpoint", name=path.name)
+        return path
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.surgeon.load_state_dict(state["surgeon"])
+        if self.gradual is not None and self.training is not None:
+            self.gradual.load_state_dict(state["gradual"])
+            self.training.load_state_dict(state["training"])
+            self.gradual.restart_data()
+        if self.plan is None:
+            self.plan = Plan([])
+        self.plan.load_state_dict(state["plan"])
+        self.calibration.passes = state["calibration"]["passes"]
+        if state["accepted"] is not None:
+            self.accepted = self.store.directory / state["accepted"]
+        if state["sparse"] is not None:
+            self.record["sparse"] = state["sparse"]
+        self.timing, self.seconds, self._since = dict(state["timing"]), state["seconds"], time.monotonic()
+        set_random_state(state["random"])
+
+    # -- what the outside sees
+
+    def _evaluate(self) -> Evaluation:
+        with self._timed("evaluate"):
+            return self.evaluator(self.model)
+
+    def _on_q(self, stats: AuxStats) -> None:
+        if self.stopping:
+            raise Interrupted("stopped")
+        self._q_seen += 1
+        if self._q_seen % _Q_EVENTS_EVERY == 1:
+            self._emit("q", step=stats.step, loss=stats.loss, gauge=stats.gauge_smoothed, phase=self._phase)
+
+    def _emit(self, kind: str, **values: Any) -> None:
+        event: Event = {"event": kind, "time": round(self._elapsed(), 3), **values}
+        for listener in self.listeners:
+            listener.event(event)
+
+    def warn(self, message: str) -> None:
+        """Something that the user must know: on the display, in the log and in the report."""
+        if message not in self.record["warnings"]:
+            self.record["warnings"].append(message)
+            self._emit("warning", message=f"warning: {message}")
+
+    @contextlib.contextmanager
+    def _warnings(self) -> Iterator[None]:
+        """What the library warns of goes to the display and into the report."""
+        handler = _Forward(self.warn)
+        library = logging.getLogger("fishleg")
+        library.addHandler(handler)
+        try:
+            yield
+        finally:
+            library.removeHandler(handler)
+
+    def _describe(self, dense: Evaluation) -> None:
+        surgeon, recipe = self.surgeon, self.recipe
+        self.record |= {
+            "dense": {"metric": dense.metric, "loss": dense.loss},
+            "metric": self.evaluator.name, "metric_unit": self.evaluator.unit,
+            "higher_is_better": self.evaluator.higher_is_better,
+            "mode": recipe.mode, "method": recipe.method, "pattern": recipe.pattern,
+            "likelihood": recipe.likelihood, "parameters": sum(p.numel() for p in self.model.parameters()),
+            "prunable": sum(self.model.get_parameter(name).numel() for name in surgeon.prunable),
+            "macs_dense": sum(self.macs.values()), "environment": environment(self.model),
+        }  # fmt: skip
+        self._describe_layers()
+
+    def _describe_layers(self) -> None:
+        layers = []
+        for name, p in self.model.named_parameters():
+            if p.dim() < 2 and self.surgeon.reasons[name] is not None:
+                continue
+            layers.append(
+                {
+                    "name": name, "shape": list(p.shape), "size": p.numel(),
+                    "sparsity": float((p == 0).float().mean()), "reason": self.surgeon.reasons[name],
+                    "macs": self.macs.get(name), "saliency": self._saliency_quantiles(name),
+                }
+            )  # fmt: skip
+        self.record["layers"] = layers
+
+    @torch.no_grad()
+    def _saliency_quantiles(self, name: str) -> list[float] | None:
+        inverse = self.surgeon.inverse
+        if inverse is None or name not in self.surgeon.prunable:
+            return None
+        layer = self.surgeon.layers[name]
+        w = layer.pack({part: self.model.get_parameter(part).detach() for part in layer.names})
+        operator = inverse.unmasked(layer.name)
+        values = layer.unpack(saliency(w.to(inverse.reference(layer.name).dtype), operator))[name].flatten()
+        values = values[values > 0]
+        if not values.numel():
+            return None
+        places = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=values.dtype, device=values.device)
+        return [float(v) for v in torch.quantile(values[: 2**24 - 1], places)]
+
+    def _summary(self, status: str, error: str | None = None) -> dict[str, Any]:
+        timing = {name: round(value, 2) for name, value in self.timing.items()}
+        return {"status": status, "error": error, "seconds": round(self._elapsed(), 1), "timing": timing}
+
+    def _status(self, status: str, error: str | None = None) -> None:
+        self.record |= self._summary(status, error)
+        ending = status in ("failed", "interrupted")  # then the reason matters more than a full disk
+        with contextlib.suppress(OSError) if ending else contextlib.nullcontext():
+            checkpoint.write_json(self.directory / RUN, self.record)
+
+    def _elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self._since
+
+    @contextlib.contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        before = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timing[what] += time.monotonic() - before
+
+    def _stop_if_asked(self) -> None:
+        if self.stopping:
+            raise Interrupted("stopped")
+
+    def _how_to_go_on(self) -> str:
+        paths = self.store.paths()
+        saved = f"; everything up to {paths[-1].name} is saved" if paths else ""
+        return f"interrupted{saved}. To go on: fishleg resume {self.directory}"
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C (or SIGTERM) asks the run to save and stop, the second stops it at once."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+            print("\nstopping at the next safe point (once more: at once) ...", file=sys.stderr, flush=True)
+
+        try:
+            before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: whoever owns it deals with signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+
+
+class _Forward(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self.tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.tell(record.getMessage())
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Two processes must not work on one run; the lock goes with the process, however it ends."""
+    with open(path, "w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ToolError(f"another process is working on {path.parent}") from None
+        yield
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Global randomness (dropout) follows the seed within, and is as it was afterwards."""
+    before = random_state()
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        set_random_state(before)
+
+
+def environment(model: nn.Module | None = None) -> dict[str, str]:
+    """What a result may depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("fishleg")
+    except PackageNotFoundError:
+        own = "?"
+    device = "cpu" if model is None else str(next(model.parameters()).device)
+    return {
+        "fishleg": own, "torch": torch.__version__, "python": platform.python_version(),
+        "platform": platform.platform(), "device": device, "threads": str(torch.get_num_threads()),
+    }  # fmt: skip
+
+
+__all__ = ["Run", "environment", "read_record", "refuse_used", "resume", "start"]

@@ -1,0 +1,221 @@
+"""Where models and data come from: the user's own function, a built-in workload, a file of weights.
+
+Only a function that the user names is ever called; weights are read without unpickling code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.tool.errors import ToolError, nearest
+from fishleg.tool.workloads import WORKLOADS, Workload
+
+
+class SourceError(ToolError):
+    """Something that the user named cannot be found, read or used."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The loaders of a run."""
+
+    calibration: Iterable[Any]
+    train: Iterable[Any] | None = None
+    evaluation: Iterable[Any] | None = None
+
+
+def find_function(spec: str, what: str, base: Path | None = None) -> Callable[..., Any]:
+    """The function behind `file.py:name` or `package.module:name`; files are relative to `base`."""
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name:
+        raise SourceError(f"{what} must be file.py:function or package.module:function, got {spec!r}")
+    base = base or Path.cwd()
+    module = _from_file(base / place, what) if place.endswith(".py") else _from_module(place, what, base)
+    if not hasattr(module, name):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise SourceError(f"{what}: {place} has no {name!r}{nearest(name, known)}")
+    found = getattr(module, name)
+    if not callable(found):
+        raise SourceError(f"{what}: {spec} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path, what: str) -> Any:
+    if not path.is_file():
+        raise SourceError(f"{what}: there is no file {path}")
+    name = f"_fishleg_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # its neighbours, too
+        sys.path.insert(0, folder)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise SourceError(f"{what}: importing {path} raised {told(error)}") from error
+    return module
+
+
+def _from_module(place: str, what: str, base: Path) -> Any:
+    if str(base) not in sys.path:
+        sys.path.insert(0, str(base))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise SourceError(
+            f"{what}: there is no module {error.name!r} (for a file, write {place}.py)"
+        ) from error
+    except Exception as error:
+        raise SourceError(f"{what}: importing {place} raised {told(error)}") from error
+
+
+def call(spec: str, what: str, base: Path | None = None) -> Any:
+    """What the named function returns; its errors are told with the line where they happened."""
+    function = find_function(spec, what, base)
+    try:
+        return function()
+    except Exception as error:
+        raise SourceError(f"{what}: {spec} raised {told(error)}") from error
+
+
+def told(error: BaseException) -> str:
+    """An error of the user's code: its kind, its message, and the line it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def workload_of(spec: str) -> Workload | None:
+    """The built-in workload behind `workload:NAME`, if it is that."""
+    prefix, _, name = spec.partition(":")
+    if prefix != "workload":
+        return None
+    if name not in WORKLOADS:
+        raise SourceError(
+            f"unknown workload {name!r} (there are {', '.join(WORKLOADS)}){nearest(name, WORKLOADS)}"
+        )
+    return WORKLOADS[name]
+
+
+def make_model(spec: str, base: Path | None = None, *, trained: bool = True) -> nn.Module:
+    """The model, in the state that its function leaves it in; `trained` is for workloads alone."""
+    workload = workload_of(spec)
+    if workload is not None:
+        return workload.model(trained)
+    model = call(spec, "model", base)
+    if not isinstance(model, nn.Module):
+        raise SourceError(f"model: {spec} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def make_data(
+    model_spec: str,
+    data: str | None,
+    train: str | None,
+    evaluation: str | None,
+    base: Path | None = None,
+    *,
+    calibrated: bool = True,
+) -> Data:
+    """The loaders; a workload brings its own where none are named. `calibrated` says that data are needed."""
+    workload = workload_of(model_spec)
+    if data is None:
+        if workload is None and evaluation is not None and not calibrated:
+            main = _loader(evaluation, "eval_data", base)
+            return Data(main, None, main)
+        if workload is None:
+            raise SourceError(
+                "data is missing: name the function that returns a loader, e.g. --data data.py:loader"
+            )
+        calibration, training, test = workload.data()
+        return Data(
+            calibration, training, test if evaluation is None else _loader(evaluation, "eval_data", base)
+        )
+    main = _loader(data, "data", base)
+    return Data(
+        main,
+        None if train is None else _loader(train, "train_data", base),
+        None if evaluation is None else _loader(evaluation, "eval_data", base),
+    )
+
+
+def _loader(spec: str, what: str, base: Path | None) -> Iterable[Any]:
+    loader = call(spec, what, base)
+    if not hasattr(loader, "__iter__"):
+        raise SourceError(
+            f"{what}: {spec} must return a DataLoader or another iterable, got {type(loader).__name__}"
+        )
+    if hasattr(loader, "__next__"):
+        raise SourceError(
+            f"{what}: {spec} returned an iterator, which can be read once only; return the DataLoader"
+        )
+    return loader  # type: ignore[no-any-return]
+
+
+def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor]:
+    """A state dict from a .safetensors or torch file, without unpickling arbitrary objects."""
+    path = (base or Path.cwd()) / path
+    if not path.is_file():
+        raise SourceError(f"weights: there is no file {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            from fishleg.tool.packing import unpack
+
+            state: Any = unpack(load_file(path))
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(
+            f"weights: {path} cannot be read as a state dict ({reason}). "
+            "Save torch.save(model.state_dict(), ...) or safetensors, not the whole model"
+        ) from None
+    for key in ("state_dict", "model", "model_state_dict"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not state or not all(torch.is_tensor(v) for v in state.values()):
+        raise SourceError(f"weights: {path} holds no state dict of tensors")
+    if all(name.startswith("module.") for name in state):  # from DistributedDataParallel
+        state = {name.removeprefix("module."): value for name, value in state.items()}
+    return dict(state)
+
+
+def apply_weights(model: nn.Module, state: dict[str, Tensor], where: str | Path) -> None:
+    """Load a state dict; what does not fit is named."""
+    own = model.state_dict()
+    missing = [name for name in own if name not in state]
+    extra = [name for name in state if name not in own]
+    wrong = [
+        f"{name} is {list(state[name].shape)}, the model has {list(own[name].shape)}"
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
+    problems = [f"missing {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"] if missing else []
+    problems += [f"unknown {', '.join(extra[:3])}{' ...' if len(extra) > 3 else ''}"] if extra else []
+    problems += wrong[:3]
+    if problems:
+        raise SourceError(f"weights: {where} does not fit the model: {'; '.join(problems)}")
+    bad = [
+        name
+        for name, value in state.items()
+        if value.is_floating_point() and not bool(value.isfinite().all())
+    ]
+    if bad:
+        raise SourceError(f"weights: {where} holds NaN or Inf in {', '.join(bad[:3])}")
+    model.load_state_dict(state)

@@ -1,0 +1,123 @@
+"""Runs in child processes that are killed with SIGKILL, at a moment or in the middle of a write."""
+
+import dataclasses
+import importlib
+import os
+import random
+import signal
+import stat
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fishleg.tool import run as runs
+from fishleg.tool.recipe import Recipe
+
+
+def make_model() -> nn.Module:
+    """BatchNorm, dropout and a convolution: whatever could be forgotten in a checkpoint."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Dropout(0.2), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 3),
+    )  # fmt: skip
+
+
+class Noisy(TensorDataset):
+    """Augmentation with global random numbers, as most people write it."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        x, y = super().__getitem__(index)
+        return x + 0.1 * torch.randn_like(x), y
+
+
+def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 1, 4, 4, generator=generator)
+    return DataLoader(Noisy(x, x.flatten(1)[:, :3].argmax(1)), batch_size=16, shuffle=True, drop_last=True)
+
+
+def work(recipe: Recipe, base: Path) -> None:
+    """Start the run or go on with it, whichever is due; returns when it is finished."""
+    directory = base / recipe.out
+    if not (directory / "run.json").exists():
+        runs.start(recipe, base=base).execute()
+    elif runs.read_record(directory)["status"] != "finished":
+        runs.resume(directory).execute()
+
+
+def warm_up() -> None:
+    """Import and build once here what every child would otherwise do again (seconds each)."""
+    importlib.import_module("fishleg.report")
+    importlib.import_module("safetensors.torch")
+    weight = torch.nn.Parameter(torch.zeros(1))
+    for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
+        optimizer = make([weight], lr=0.1)
+        weight.square().sum().backward()
+        optimizer.step()
+
+
+def kill_often(recipe: Recipe, base: Path, kills: int, seconds: float, source: random.Random) -> list[Path]:
+    """Run to the end, again and again, until so many kills have hit; the directories of the finished runs."""
+    finished: list[Path] = []
+    while kills > 0 or not finished:
+        this = dataclasses.replace(recipe, out=f"{recipe.out}-{len(finished)}")
+        code = -signal.SIGKILL
+        while code == -signal.SIGKILL:
+            delay = source.uniform(0.02, 0.6) * seconds if kills > 0 else None
+            code = in_child(lambda: work(this, base), kill_after=delay)  # noqa: B023
+            kills -= code == -signal.SIGKILL
+        assert code == 0, f"the run ended with {code}"
+        finished.append(base / this.out)
+    return finished
+
+
+def in_child(action: Callable[[], None], kill_after: float | None = None) -> int:
+    """Do something in a forked process; its exit code, or minus the signal that ended it."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+            torch.set_default_dtype(torch.float32)
+            action()
+            code = 0
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(code)
+    if kill_after is not None:
+        deadline = time.monotonic() + kill_after
+        while time.monotonic() < deadline:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.002)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_in_call(module: object, name: str, at: int, *, half_written: bool = False) -> None:
+    """From now on, the at-th call of module.name never returns; a file may be left half written."""
+    function, count = getattr(module, name), 0
+
+    def deadly(*arguments: object) -> object:
+        nonlocal count
+        count += 1
+        if count == at:
+            if (
+                half_written
+                and isinstance(arguments[0], int)
+                and not stat.S_ISDIR(os.fstat(arguments[0]).st_mode)
+            ):
+                os.ftruncate(arguments[0], os.fstat(arguments[0]).st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+
+    setattr(module, name, deadly)
