@@ -28,7 +28,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "diagonal": {"method": "diagonal"},
     "oBERT": {"method": "obert"},
     "KFAC": {"method": "kfac"},
-    "FLS, no compensation": {"compensation": "none"},
     "FLS": {},
 }
 STAGED: dict[str, dict[str, Any]] = {"FLS, staged": {}}

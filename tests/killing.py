@@ -19,14 +19,32 @@ from torch.utils.data import DataLoader, TensorDataset
 from fishleg.tool import run as runs
 from fishleg.tool.recipe import Recipe
 
+TRAINED: dict[str, torch.Tensor] = {}
+
 
 def make_model() -> nn.Module:
     """BatchNorm, dropout and a convolution: whatever could be forgotten in a checkpoint."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
-        nn.Dropout(0.2), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 3),
-    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+            nn.Dropout(0.2), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 3),
+        )  # fmt: skip
+        if not TRAINED:
+            optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+            for _ in range(30):
+                for x, y in loader():
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+            TRAINED.update({name: value.clone() for name, value in model.state_dict().items()})
+    model.load_state_dict(TRAINED)
+    return model.eval()
+
+
+def minus_zeros(model: nn.Module, _: object) -> float:
+    """A metric that any pruning makes worse."""
+    return -float(sum(int((p == 0).sum()) for p in model.parameters()))
 
 
 class Noisy(TensorDataset):
@@ -56,6 +74,8 @@ def warm_up() -> None:
     """Import and build once here what every child would otherwise do again (seconds each)."""
     importlib.import_module("fishleg.report")
     importlib.import_module("safetensors.torch")
+    torch.set_default_dtype(torch.float32)
+    make_model()
     weight = torch.nn.Parameter(torch.zeros(1))
     for make in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
         optimizer = make([weight], lr=0.1)

@@ -113,7 +113,7 @@ class _Group(click.Group):
     """Errors of ours become one line and an exit code; --debug shows where they come from."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        logging.basicConfig(format="%(message)s", level=logging.ERROR)
+        logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
@@ -262,7 +262,7 @@ def compare(model: str | None, methods: str, recipe_file: str | None, as_json: b
 @_recipe_options("model", "data", "method")
 @click.option("--pattern", metavar="TEXT", help="As in fishleg prune.")
 @click.option(
-    "--sparsity", metavar="X", default="0.9", show_default=True, help="The sparsity to judge layers at."
+    "--sparsity", metavar="X", help="The sparsity to judge layers at. [default: 0.9, or the pattern's]"
 )
 @click.option("--device", metavar="TEXT", help="auto, cpu, cuda ...")
 @click.option(
@@ -282,8 +282,10 @@ def sensitivity(
 
     One estimate of Q, no evaluation of pruned models. The table ends with layers worth excluding.
     """
-    from fishleg.tool.sensitivity import analyse
+    from fishleg.tool.sensitivity import analyse, check_picture
 
+    if picture is not None:
+        check_picture(picture)
     result = analyse(_make(model, recipe_file, options))
     if picture is not None:
         result.draw(picture)
@@ -333,6 +335,9 @@ def evaluate(
     from fishleg.tool.inspection import evaluate_recipe, evaluate_run
 
     if directory is not None:
+        others = [model, recipe_file, *_given(options)]
+        if any(others):
+            raise ToolError("--run names the model, its data and all options: leave out everything else")
         result = evaluate_run(directory)
     else:
         result = evaluate_recipe(_make(model, recipe_file, options))
@@ -344,6 +349,8 @@ def evaluate(
 @click.pass_context
 def demo(ctx: click.Context, out: str) -> None:
     """Train a small network on embedded digits and prune it with four methods (about a minute)."""
+    if not next(p for p in (Path(out), *Path(out).absolute().parents) if p.exists()).is_dir():
+        raise ToolError(f"out: {out} cannot be written, there is a file in the way")
     from fishleg.demo import main as run_demo
 
     ctx.exit(run_demo(["--out", out]))

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fishleg.auxiliary import Auxiliary
 from fishleg.batches import cycle, move_batch, targets_of
+from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
 from fishleg.masking import keep_zeros, zero_masked
 from fishleg.optimizer import FishLeg
@@ -26,6 +27,8 @@ from fishleg.patterns import check_sparsities
 from fishleg.surgeon import PruneStep, Surgeon
 
 OPTIMIZERS = {"fishleg": 0.1, "sgd": 0.02, "adam": 1e-3}  # and their default learning rates
+
+_NOISE = 0.4  # ν in `_trust_region`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class FineTuning:
     lr: float | None = None  # None: the optimizer's default
     momentum: float = 0.9
     weight_decay: float = 0.0
-    max_kl: float = 0.01  # FishLeg's trust region, per unit of loss (see `_trust_region`)
+    max_kl: float = 0.012  # FishLeg's trust region at a loss of 1; it shrinks with it (see `_trust_region`)
     step_damping: float = 10.0  # FishLeg's damping in multiples of γ: steps need more than pruning
     update_every: int = 10  # auxiliary steps, one every so many training steps
     refine: int = 24  # and so many in a row before each pruning step
@@ -195,21 +198,23 @@ class Gradual:
         for module, mode in self._modes.items():
             module.training = mode
 
-    def prune(self, sparsity: float) -> PruneStep:
-        """The first half of a stage: refine Q (the first time: estimate it), prune, compensate."""
+    def look(self) -> InverseFisher:
+        """Refine Q for the next pruning step; the first time, estimate it."""
         surgeon = self.surgeon
-        if self.optimizer is None:
-            surgeon.model.eval()
-            if surgeon.inverse is None:
-                surgeon.estimate()
-            self.learning = surgeon.learning
-            self.optimizer = self._make_optimizer()
-            inverse = surgeon.inverse
+        if self.optimizer is not None:
             self._restore_modes()
-        else:
-            self._restore_modes()
-            inverse = surgeon.refine(self.tuning.refine)
-        step = surgeon.prune(sparsity, inverse=inverse)
+            return surgeon.refine(self.tuning.refine)
+        surgeon.model.eval()
+        inverse = surgeon.inverse or surgeon.estimate()
+        self.learning = surgeon.learning
+        self.optimizer = self._make_optimizer()
+        self._restore_modes()
+        return inverse
+
+    def prune(self, sparsity: float, *, inverse: InverseFisher | None = None) -> PruneStep:
+        """The first half of a stage: look, remove, compensate."""
+        surgeon = self.surgeon
+        step = surgeon.prune(sparsity, inverse=inverse or self.look())
         surgeon.model.eval()
         self.step = 0
         return step
@@ -301,16 +306,18 @@ class Gradual:
         return isinstance(self.optimizer, FishLeg) and self.optimizer.auxiliary is self.surgeon.learning
 
     def _trust_region(self, loss: float) -> float:
-        """The KL that a step may cost: a fraction of the loss there is to lose, 1 at most.
+        """The KL that a step may cost: max_kl · (1+ν) L²/(L+ν), for the loss L there is to lose (1 at most).
 
-        The noise of a natural gradient has the same KL however confident the model is, so that a fixed bound
-        would wreck a model that is nearly perfect: right after the first, small pruning steps.
+        A step −ηQg has the signal gᵀQg ≈ 2L, and noise 2ν that is the same whatever the loss is. Its expected
+        gain 2ηL − η²(L+ν) is largest at η = L/(L+ν), where the step's KL is L²/(L+ν): a bound that did not
+        fall like that would wreck a model that is nearly perfect.
         """
         floor = 0.0 if self.teacher is not None else self.surgeon.likelihood.nll_floor
         if floor is None:
             return self.tuning.max_kl
         self.recent = [*self.recent[-9:], loss - floor]
-        return self.tuning.max_kl * min(1.0, max(sum(self.recent) / len(self.recent), 1e-4))
+        L = min(1.0, max(sum(self.recent) / len(self.recent), 1e-2))
+        return self.tuning.max_kl * (1 + _NOISE) * L**2 / (L + _NOISE)
 
     def loss(self, batch: Any) -> Tensor:
         likelihood, forward = self.surgeon.likelihood, self.surgeon.forward

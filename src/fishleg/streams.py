@@ -34,15 +34,15 @@ class Replayable:
         self.loader, self.seed = loader, seed
         self.passes = 0  # started so far
         self.place = 0  # batches drawn in the present pass
-        self._skip = 0
-        self._expected: str | None = None
+        self._loaded: dict[str, Any] | None = None  # where to go on, until the next iteration does so
         self._last: Any = None
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        skip, expected, self._skip, self._expected = self._skip, self._expected, 0, None
+        loaded, self._loaded = self._loaded, None
+        skip, expected = (loaded["place"], loaded["last"]) if loaded else (0, None)
         source = _Randomness(1_000_003 * self.seed + self.passes)
         with source.used():
             self._announce(self.passes)
@@ -71,16 +71,16 @@ class Replayable:
 
     def state_dict(self, *, unused: int = 0) -> dict[str, Any]:
         """Where the stream is; `unused` batches at the end were drawn and not looked at yet."""
+        if self._loaded is not None:
+            return dict(self._loaded)
         last = None if self._last is None or unused else digest(self._last)
         return {"passes": self.passes, "place": self.place - unused, "last": last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on after the batch that was drawn last."""
-        if state["passes"] == 0:
-            self.passes = self.place = self._skip = 0
-            return
-        self.passes, self.place = state["passes"] - 1, state["place"]
-        self._skip, self._expected = state["place"], state["last"]
+        started = state["passes"] > 0
+        self.passes, self.place = state["passes"] - started, state["place"]
+        self._loaded = dict(state) if started else None
 
     def _announce(self, number: int) -> None:
         sampler = getattr(self.loader, "sampler", None)
@@ -98,30 +98,37 @@ class _Randomness:
     """The global generators of torch, Python and NumPy, as a stream that is switched in and out."""
 
     def __init__(self, seed: int) -> None:
-        with self._others_kept():
-            torch.manual_seed(seed)
-            random.seed(seed)
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(seed % 2**32)
+        with seeded(seed):
             self.state = random_state()
-
-    @staticmethod
-    @contextmanager
-    def _others_kept() -> Iterator[None]:
-        before = random_state()
-        try:
-            yield
-        finally:
-            set_random_state(before)
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        with self._others_kept():
+        with _kept():
             set_random_state(self.state)
             try:
                 yield
             finally:
                 self.state = random_state()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within, the global generators start from this seed; afterwards they are as they were."""
+    with _kept():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+        yield
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)
 
 
 def random_state() -> dict[str, Any]:
@@ -167,4 +174,4 @@ def digest(batch: Any) -> str:
     return found.hexdigest()[:16]
 
 
-__all__ = ["Replayable", "digest", "random_state", "set_random_state", "tensor_bytes"]
+__all__ = ["Replayable", "digest", "random_state", "seeded", "set_random_state", "tensor_bytes"]

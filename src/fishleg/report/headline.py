@@ -104,8 +104,9 @@ def cards(run: dict[str, Any], steps: Sequence[Step], metric: Metric) -> str:
         notes, tone = [""], ""
         if before is not None and after is not None:
             gain = (after - before) * (1 if metric.higher else -1)
-            tone = "better" if gain > 0 else "worse" if gain < 0 else ""
-            notes = [metric.difference(before, after) + (f" ({tone})" if tone else "")]
+            unchanged = metric.text(before) == metric.text(after)
+            tone = "" if unchanged else "better" if gain > 0 else "worse"
+            notes = ["unchanged" if unchanged else f"{metric.difference(before, after)} ({tone})"]
         elif after is None:
             notes = ["of the dense model; the pruned one has no final measurement"]
             if measured := [s for s in steps if s.last is not None and not s.rejected]:

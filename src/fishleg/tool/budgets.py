@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,7 +115,7 @@ class Plan:
     def result(self, sparsity: float, drop: float) -> bool:
         """Take note of what a stage cost; whether it is accepted."""
         self.drops.append((sparsity, drop))
-        if self.max_drop is not None and drop > self.max_drop:
+        if self.max_drop is not None and not drop <= self.max_drop:  # NaN is no success
             self.bad, self.trials = sparsity, self.trials + 1
             return False
         if self.bad is not None:
@@ -141,8 +141,7 @@ def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int]) -> Plan
     if recipe.max_drop is not None:
         if recipe.mode == "one-shot":
             raise ToolError("max_drop is a search in stages: use mode = 'staged' or 'gradual'")
-        most = limit if limit < 1 else _MOST
-        targets = schedule_to(most, limit, recipe.mode, recipe.stages, recipe.schedule)
+        targets = schedule_to(largest_sparsity(surgeon), limit, recipe.mode, recipe.stages, recipe.schedule)
         return Plan(targets, amount("max_drop", recipe.max_drop)[0])
     sparsity = recipe.sparsity
     if recipe.max_params is not None:
@@ -154,8 +153,26 @@ def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int]) -> Plan
     return Plan(schedule_to(sparsity, limit, recipe.mode, recipe.stages, recipe.schedule))
 
 
-def check_reachable(surgeon: Surgeon, sparsity: float) -> None:
-    """Raise if pattern and floor do not allow this sparsity, before any long work."""
+def largest_sparsity(surgeon: Surgeon) -> float:
+    """The most that the pattern and the floor allow, and never everything of a layer."""
+    sparsity = min(surgeon.pattern.limit, _MOST)
+    while sparsity > 0.5:
+        try:
+            check_reachable(surgeon, sparsity)
+            break
+        except ValueError:
+            sparsity = 1 - 1.5 * (1 - sparsity)
+    return sparsity
+
+
+def check_reachable(surgeon: Surgeon, sparsity: float, only: Sequence[str] | None = None) -> None:
+    """Raise if pattern and floor do not allow this sparsity (of some weights), before any long work."""
+    scores = {name: s for name, s in magnitudes(surgeon).items() if only is None or name in only}
+    surgeon.pattern.select(scores, sparsity, surgeon.options.floor * (1 - sparsity))
+
+
+def magnitudes(surgeon: Surgeon) -> dict[str, Tensor]:
+    """The simplest scores, in the shapes that the surgeon's pattern selects on."""
     scores = {}
     for name in surgeon.prunable:
         weight = surgeon.model.get_parameter(name).detach().abs()
@@ -164,7 +181,7 @@ def check_reachable(surgeon: Surgeon, sparsity: float) -> None:
         elif surgeon.pattern.group_size:
             weight = weight.reshape(-1, surgeon.pattern.group_size).sum(1)
         scores[name] = weight
-    surgeon.pattern.select(scores, sparsity, surgeon.options.floor * (1 - sparsity))
+    return scores
 
 
 def _for_params(surgeon: Surgeon, most: int) -> float:
@@ -180,8 +197,8 @@ def _for_params(surgeon: Surgeon, most: int) -> float:
     return min((total - most + 0.5) / prunable, 1 - 0.5 / prunable)
 
 
-def sparsity_for_macs(surgeon: Surgeon, macs: Mapping[str, int], most: str | float) -> float:
-    """By bisection on the masks that Q's scores select; no weight is changed."""
+def macs_budget(surgeon: Surgeon, macs: Mapping[str, int], most: str | float) -> float:
+    """The budget in multiply-adds; one that cannot be met, or is met already, is an error."""
     total = sum(macs.values())
     number, relative = amount("max_flops", most)
     budget = number * total if relative else number
@@ -192,10 +209,19 @@ def sparsity_for_macs(surgeon: Surgeon, macs: Mapping[str, int], most: str | flo
         )
     if budget <= fixed:
         raise ToolError(f"max_flops is {budget:,.0f}, but layers that are not pruned need {fixed:,}")
+    least = fixed + (1 - surgeon.pattern.limit) * (total - fixed)
+    if budget < least:
+        raise ToolError(f"max_flops is {budget:,.0f}, and the pattern keeps {least:,.0f} at least")
+    return budget
+
+
+def sparsity_for_macs(surgeon: Surgeon, macs: Mapping[str, int], most: str | float) -> float:
+    """By bisection on the masks that Q's scores select; no weight is changed."""
+    budget = macs_budget(surgeon, macs, most)
     if kept_macs(macs, surgeon.masks) <= budget:
         return surgeon.sparsity
     inverse = surgeon.inverse or surgeon.estimate()
-    low, high = surgeon.sparsity, min(surgeon.pattern.limit, 0.999)
+    low, high = surgeon.sparsity, largest_sparsity(surgeon)
     if kept_macs(macs, surgeon.select(inverse, high)) > budget:
         raise ToolError(f"max_flops is {budget:,.0f}, which pattern and floor do not allow")
     for _ in range(20):

@@ -95,11 +95,18 @@ def compare_methods(recipe: Recipe, methods: Sequence[str], base: Path | None = 
     out = (base / recipe.out).resolve()
     if (out / "run.json").exists():
         raise ToolError(f"{out} holds a single run: choose another out for the comparison")
-    records, curves = {}, {}
-    for method in methods:
+    recipes = {}
+    for method in methods:  # all of them before the first run: what is wrong with the last shows at once
         this = replace(recipe, method=method, out=str(out / method))
         if recipe.compensation == "joint" and method in _COMPENSATION:
             this = replace(this, compensation=_COMPENSATION[method])
+        recipes[method] = this
+        if (out / method / "run.json").exists():
+            _check_same(this, out / method)
+        else:
+            runs.refuse_used(out / method)
+    records, curves = {}, {}
+    for method, this in recipes.items():
         records[method] = _run(this, out / method, base)
         events = read_events(out / method / "log.jsonl")
         curves[method] = [(e["sparsity"], e["metric"]) for e in events if e["event"] == "stage"]
@@ -109,12 +116,15 @@ def compare_methods(recipe: Recipe, methods: Sequence[str], base: Path | None = 
     return result
 
 
+def _check_same(recipe: Recipe, directory: Path) -> None:
+    before = (directory / "recipe.toml").read_text() if (directory / "recipe.toml").exists() else ""
+    if before and before != recipe.to_toml():
+        raise ToolError(f"{directory} holds a run with other options: choose another out, or delete it")
+
+
 def _run(recipe: Recipe, directory: Path, base: Path) -> dict[str, Any]:
     if (directory / "run.json").exists():
         record = runs.read_record(directory)
-        before = (directory / "recipe.toml").read_text() if (directory / "recipe.toml").exists() else ""
-        if before and before != recipe.to_toml():
-            raise ToolError(f"{directory} holds a run with other options: choose another out, or delete it")
         if record.get("status") == "finished":
             return record
         run = runs.resume(directory)

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,6 +76,14 @@ class FileLog:
         """Close both files."""
         for file in self.files:
             file.close()
+
+
+def check_trackers(tensorboard: bool, wandb: str | None) -> None:
+    """Say so before a run begins if what it should log to is not installed."""
+    if tensorboard and find_spec("tensorboard") is None:
+        raise ToolError("tensorboard = true needs TensorBoard: pip install tensorboard")
+    if wandb is not None and find_spec("wandb") is None:
+        raise ToolError(f"wandb = {wandb!r} needs Weights & Biases: pip install wandb")
 
 
 class TensorBoard:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from fishleg import checkpoint
+from fishleg.patterns import NM, Blocks, Rows, as_pattern
 from fishleg.tool import sources
 from fishleg.tool.errors import ToolError
 from fishleg.tool.packing import pack
 from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
+from fishleg.tool.run import read_record
+from fishleg.tool.setup import prepare
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Inspection:
 def look_into(path: Path, pattern: str | None = None) -> Inspection:
     """Inspect a state dict (.safetensors, .pt), a packed one, a checkpoint of a run, or a run's directory."""
     made: dict[str, Any] = {}
-    size = None
+    if pattern is not None:
+        as_pattern(pattern)
     if path.is_dir():
         made = _how_made(path)
         final = path / "model.safetensors"
@@ -86,7 +89,9 @@ def look_into(path: Path, pattern: str | None = None) -> Inspection:
         raise ToolError(f"there is no file {path}")
     if path.suffix == checkpoint.SUFFIX:
         content = checkpoint.load(path)
-        state = content.get("model", content)
+        state = content.get("model", content) if isinstance(content, dict) else {}
+        if not state or not all(isinstance(value, Tensor) for value in state.values()):
+            raise ToolError(f"{path} holds no state dict of tensors")
     else:
         state = sources.load_weights(path)
         made = made or _recipe_inside(path)
@@ -114,8 +119,6 @@ def _facts(name: str, tensor: Tensor, pattern: str | None) -> TensorFacts:
 
 
 def _holds(tensor: Tensor, pattern: str) -> bool:
-    from fishleg.patterns import NM, Blocks, Rows, as_pattern
-
     rule = as_pattern(pattern)
     if rule.unsuitable(tuple(tensor.shape)) is not None:
         return False
@@ -131,10 +134,9 @@ def _holds(tensor: Tensor, pattern: str) -> bool:
 
 
 def _how_made(directory: Path) -> dict[str, Any]:
-    record_path = directory / "run.json"
-    if not record_path.is_file():
+    if not (directory / "run.json").is_file():
         return {}
-    record = json.loads(record_path.read_text())
+    record = read_record(directory)
     keys = ("status", "name", "method", "mode", "pattern", "sparsity", "started", "command")
     return {key: record[key] for key in keys if record.get(key) is not None}
 
@@ -151,8 +153,6 @@ def _recipe_inside(path: Path) -> dict[str, Any]:
 
 def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
     """Metric and loss of the model that a recipe describes."""
-    from fishleg.tool.setup import prepare
-
     prepared = prepare(recipe, surgery=False)
     result = prepared.evaluator(prepared.model)
     shown = {prepared.evaluator.name: result.metric}
@@ -163,16 +163,17 @@ def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
 
 def evaluate_run(directory: Path) -> dict[str, Any]:
     """The same for the final model of a run."""
-    from fishleg.tool.run import read_record
-
     record = read_record(directory)
     if not (directory / "model.safetensors").is_file():
         raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
+    if not isinstance(record.get("base"), str):
+        raise ToolError(f"{directory / 'run.json'} holds no record of a run")
     recipe = make_recipe(load_recipe(directory / "recipe.toml"))
-    weights = str((directory / "model.safetensors").resolve())
-    from fishleg.tool.setup import prepare
-
-    prepared = prepare(replace(recipe, weights=weights), Path(record["base"]), surgery=False)
+    # the dense model first: without labels it is what the sparse one is compared with
+    dense = checkpoint.load(directory / "dense.ckpt")
+    prepared = prepare(recipe, Path(record["base"]), surgery=False, dense=dense)
+    sparse = (directory / "model.safetensors").resolve()
+    sources.apply_weights(prepared.model, sources.load_weights(sparse), sparse)
     result = prepared.evaluator(prepared.model)
     shown: dict[str, Any] = {prepared.evaluator.name: result.metric}
     return shown if result.loss is None else {**shown, "loss": result.loss}

@@ -15,6 +15,7 @@ from fishleg.batches import Forward, default_forward, move_batch, targets_of
 from fishleg.likelihoods import Categorical, Likelihood
 from fishleg.streams import Replayable
 from fishleg.tool.errors import ToolError
+from fishleg.tool.sources import told
 
 Custom = Callable[[nn.Module, Iterable[Any]], float]
 
@@ -69,14 +70,17 @@ class Evaluator:
         try:
             model.eval()
             if self.custom is not None:
-                value = float(self.custom(model, self.loader))
-                if not math.isfinite(value):
-                    raise ToolError(f"the metric function returned {value}")
-                return Evaluation(value, None)
-            for batch in islice(self.loader, self.most_batches):
+                return Evaluation(self._custom_value(model), None)
+            for place, batch in enumerate(islice(self.loader, self.most_batches), 1):
                 batch = move_batch(batch, device)
                 f = self.forward(model, batch)
                 y = targets_of(batch)
+                try:
+                    self.likelihood.check(f, y)
+                except ValueError as error:
+                    raise ToolError(f"batch {place} of the data to evaluate on: {error}") from None
+                if (y is not None) != self.labelled:
+                    raise ToolError(f"some batches have labels and batch {place} is not like the first")
                 valid = self.likelihood.valid(f, y)
                 count = float(self.likelihood.units(f) if valid is None else int(valid.sum()))
                 if not count:
@@ -92,6 +96,20 @@ class Evaluator:
             raise ToolError("there is nothing to evaluate on: the loader is empty or all labels are ignored")
         metric = loss / units if self.name == "loss" else right / units
         return Evaluation(metric, loss / units if self.labelled else None)
+
+    def _custom_value(self, model: nn.Module) -> float:
+        assert self.custom is not None
+        try:
+            value = self.custom(model, self.loader)
+        except Exception as error:
+            raise ToolError(f"metric: the function raised {told(error)}") from error
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise ToolError(f"metric: the function must return a number, got {value!r}") from None
+        if not math.isfinite(number):
+            raise ToolError(f"metric: the function must return a finite number, got {number}")
+        return number
 
     def _score(
         self, f: torch.Tensor, batch: Any, y: torch.Tensor | None, valid: torch.Tensor | None
@@ -111,7 +129,7 @@ class Evaluator:
             right = answer == y
         else:
             right = answer == expected.argmax(self.likelihood.class_dim)
-        return float((right if valid is None else right[valid]).float().mean())
+        return float((right if valid is None else right[valid]).double().mean())
 
     def shown(self, value: float) -> str:
         """The metric for people."""

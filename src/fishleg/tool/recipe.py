@@ -24,6 +24,8 @@ COMPENSATIONS = ("joint", "independent", "sum", "none")
 SCHEDULES = ("exponential", "cubic", "linear")
 LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
 OPTIMIZERS = ("fishleg", "sgd", "adam")
+EMPIRICAL = ("fishleg", "magnitude", "diagonal", "obert", "mfac")  # fishleg goes on without labels
+_PATTERNS = ("global", "layer", "rows", "block:4")  # for hints
 SECTIONS = ("model", "data", "target", "method", "tuning", "run")
 
 
@@ -104,14 +106,14 @@ class Recipe:
     lr: float | None = _option("tuning", None, "Learning rate; default: the optimizer's.", rule="> 0")
     momentum: float = _option("tuning", 0.9, "Momentum of SGD and FishLeg.", rule="[0, 1)")
     weight_decay: float = _option("tuning", 0.0, "Weight decay.", rule=">= 0")
-    max_kl: float = _option("tuning", 0.01, "FishLeg's trust region, per unit of loss.", rule="> 0")
+    max_kl: float = _option("tuning", 0.012, "FishLeg's trust region at a loss of 1.", rule="> 0")
     step_damping: float = _option("tuning", 10.0, "FishLeg's damping in multiples of gamma.", rule=">= 1")
     update_every: int = _option("tuning", 10, "Training steps per step of Q's learning.", rule=">= 1")
     refine: int = _option("tuning", 24, "Steps of Q's learning before each pruning step.", rule=">= 0")
     distill: bool = _option("tuning", False, "Train towards the dense model's outputs; needs no labels.")
 
     out: str = _option("run", "fishleg-run", "Directory for everything the run writes.")
-    seed: int = _option("run", 0, "Seed of everything random.", rule=">= 0")
+    seed: int = _option("run", 0, "Seed of everything random.", rule="[0, 4294967296)")
     device: str = _option("run", "auto", "auto, cpu, cuda, cuda:1, mps ...")
     threads: int | None = _option("run", None, "CPU threads; default: torch's.", rule=">= 1")
     checkpoint_minutes: float = _option("run", 5.0, "A checkpoint this often while training.", rule="> 0")
@@ -136,6 +138,10 @@ class Recipe:
             raise RecipeError(f"mode 'one-shot' is a single stage, got stages = {self.stages}")
         if self.mode != "gradual" and self.train_data:
             raise RecipeError(f"train_data needs mode = 'gradual', got mode = {self.mode!r}")
+        if self.empirical and self.method not in EMPIRICAL:
+            raise RecipeError(
+                f"empirical = true needs one of the methods {', '.join(EMPIRICAL)}, got {self.method!r}"
+            )
         for name in ("include", "exclude"):
             for expression in getattr(self, name):
                 try:
@@ -149,10 +155,17 @@ class Recipe:
 
         try:
             limit = as_pattern(self.pattern).limit
+        except ValueError as error:
+            swapped = ":".join(reversed(self.pattern.split(":")))
+            hint = nearest(self.pattern, _PATTERNS)
+            if re.fullmatch(r"[1-9]\d*:[1-9]\d*", swapped) and swapped != self.pattern:
+                hint = f"; did you mean {swapped!r}?"
+            raise RecipeError(f"pattern = {self.pattern!r}: {error}{hint}") from None
+        try:
             if self.sparsities:
                 check_sparsities(list(self.sparsities))
         except ValueError as error:
-            raise RecipeError(str(error)) from None
+            raise RecipeError(f"sparsities = {self.sparsities}: {error}") from None
         final = self.sparsities[-1] if self.sparsities else self.sparsity
         if final is not None and final > limit:
             raise RecipeError(f"pattern {self.pattern} allows a sparsity of {limit} at most, got {final}")
@@ -192,7 +205,7 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
     except RecipeError:
         raise
     except Exception as error:
-        raise RecipeError(f"recipe {path} cannot be read: {error}") from None
+        raise RecipeError(f"recipe {path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, Mapping):
         raise RecipeError(f"recipe {path} must hold sections, got {type(content).__name__}")
     return flatten(content)
@@ -218,7 +231,9 @@ def flatten(content: Mapping[str, Any]) -> dict[str, Any]:
             if key in FIELDS:
                 hint = f"; it belongs under [{FIELDS[key].metadata['section']}]"
             else:
-                hint = nearest(str(key), here) or nearest(str(key), FIELDS)
+                hint = nearest(str(key), FIELDS)
+                meant = [n for n, f in FIELDS.items() if repr(n) in hint and f.metadata["section"] != section]
+                hint += f" It belongs under [{FIELDS[meant[0]].metadata['section']}]" if meant else ""
             raise RecipeError(f"unknown key {key!r} in [{section}] (keys are {', '.join(here)}){hint}")
     return options
 
@@ -234,8 +249,9 @@ def make_recipe(*sources: Mapping[str, Any]) -> Recipe:
             merged = {name: value for name, value in merged.items() if name not in BUDGETS}
         merged.update(options)
     for name, value in merged.items():
-        if "float" in str(FIELDS[name].type) and type(value) is int:
-            merged[name] = float(value) if "str" not in str(FIELDS[name].type) else value
+        kind = str(FIELDS[name].type)
+        if "float" in kind and "str" not in kind and type(value) is int:
+            merged[name] = _as_float(value)
     return Recipe(**merged)
 
 
@@ -270,15 +286,36 @@ def _check_value(f: dataclasses.Field[Any], value: Any) -> None:
     if wrong_bool or not any(isinstance(value, k) for k in kinds):  # type: ignore[arg-type]
         names = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
         expected = " or ".join(names[p] for p in kind.replace(" ", "").split("|") if p in names)
-        raise RecipeError(f"{f.name} must be {expected}, got {value!r}")
+        hint = _unquoted(value) if "str" not in kind and "bool" not in kind else ""
+        raise RecipeError(f"{f.name} must be {expected}, got {value!r}{hint}")
     if choices and value not in choices:
         hint = nearest(str(value), choices)
         raise RecipeError(f"{f.name} must be one of {', '.join(choices)}, got {value!r}{hint}")
-    if rule and not _holds(rule, float(value)):
+    if isinstance(value, str) and ("\0" in value or any("\ud800" <= c <= "\udfff" for c in value)):
+        raise RecipeError(f"{f.name} must be UTF-8 text without null characters, got {value!r}")
+    if rule and not _holds(rule, _as_float(value)):
         hint = ""
         if f.name == "sparsity" and 1 < float(value) < 100:
             hint = f"; for {value:g} % write {float(value) / 100:g}"
         raise RecipeError(f"{f.name} must be {'in ' if rule[0] in '([' else ''}{rule}, got {value}{hint}")
+
+
+def _unquoted(value: Any) -> str:
+    """A hint for a number that is a text: in quotes, or 1e-3, which YAML takes for one."""
+    try:
+        number = float(value) if isinstance(value, str) else math.nan
+    except ValueError:
+        return ""
+    if not math.isfinite(number):
+        return ""
+    return f"; write {number!r}" if "e" in value.lower() else f"; write {value} without quotes"
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _holds(rule: str, value: float) -> bool:
@@ -314,5 +351,6 @@ def _toml(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, list):
         return f"[{', '.join(_toml(item) for item in value)}]"
-    # a JSON string is a TOML basic string; repr of a float is a TOML float
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, str):  # as JSON writes it, and TOML wants one more character escaped
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)  # of a float is a TOML float

@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,24 +27,35 @@ from torch import nn
 
 from fishleg import checkpoint
 from fishleg.auxiliary import AuxStats
+from fishleg.batches import Forward, batch_size, move_batch
 from fishleg.loop import FineTuning, Gradual
 from fishleg.masking import apply_masks
 from fishleg.obs import saliency
-from fishleg.streams import Replayable, random_state, set_random_state
+from fishleg.streams import Replayable, random_state, seeded, set_random_state
 from fishleg.tool.budgets import (
     Plan,
     check_reachable,
     count_macs,
     kept_macs,
+    macs_budget,
     make_plan,
     sparsity_for_macs,
 )
 from fishleg.tool.errors import Interrupted, ToolError
-from fishleg.tool.events import Event, FileLog, Listener, TensorBoard, WeightsAndBiases, read_events
+from fishleg.tool.events import (
+    Event,
+    FileLog,
+    Listener,
+    TensorBoard,
+    WeightsAndBiases,
+    check_trackers,
+    read_events,
+)
 from fishleg.tool.metrics import Evaluation
 from fishleg.tool.packing import pack
 from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
 from fishleg.tool.setup import Prepared, prepare
+from fishleg.tool.sources import Data
 
 try:
     import fcntl
@@ -58,27 +70,49 @@ _UNNAMED_EVALUATION = 50  # batches of the calibration data, where no eval_data 
 
 
 def start(
-    recipe: Recipe, *, base: Path | None = None, listeners: Sequence[Listener] = (), command: str = ""
+    recipe: Recipe,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+    base: Path | None = None,
+    listeners: Sequence[Listener] = (),
+    command: str = "",
 ) -> Run:
-    """A new run in the recipe's `out`; everything is checked, and nothing written yet."""
+    """A new run in the recipe's `out`; everything is checked, and nothing written yet.
+
+    A model and loaders that you have in hand take the place of those that the recipe names; the model is
+    changed in place.
+    """
     base = base or Path.cwd()
     directory = (base / recipe.out).resolve()
     refuse_used(directory)
-    return Run(prepare(recipe, base), directory, listeners=listeners, command=command)
+    prepared = prepare(recipe, base, model=model, data=data)
+    return Run(prepared, directory, listeners=listeners, command=command)
 
 
-def resume(directory: Path, *, listeners: Sequence[Listener] = ()) -> Run:
-    """Go on with the run in a directory, from its last good checkpoint."""
+def resume(
+    directory: Path,
+    *,
+    model: nn.Module | None = None,
+    data: Data | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Run:
+    """Go on with the run in a directory, from its last good checkpoint.
+
+    A run that was started with a model and loaders in hand needs them again; the weights do not matter.
+    """
     directory = Path(directory).resolve()
     record = read_record(directory)
     if record.get("status") == "finished":
         raise ToolError(f"the run in {directory} is finished: there is nothing to resume")
+    if not isinstance(record.get("base"), str) or not isinstance(record.get("warnings"), list):
+        raise ToolError(f"{directory / RUN} holds no record of a run")
     recipe = make_recipe(load_recipe(directory / RECIPE))
     try:
         dense = checkpoint.load(directory / DENSE)
     except checkpoint.CheckpointError as error:
         raise ToolError(str(error)) from None
-    prepared = prepare(recipe, Path(record["base"]), dense=dense)
+    prepared = prepare(recipe, Path(record["base"]), model=model, data=data, dense=dense)
     if record.get("threads") not in (None, torch.get_num_threads()):
         logger.warning(
             "the run began with %s CPU threads and goes on with %s: results may differ in the last bits "
@@ -90,13 +124,23 @@ def resume(directory: Path, *, listeners: Sequence[Listener] = ()) -> Run:
 
 def refuse_used(directory: Path) -> None:
     """A directory that holds a run is never overwritten."""
-    if (directory / RUN).exists():
+    try:
+        used = (directory / RUN).exists()
+    except OSError as error:  # such as a name that is too long
+        raise ToolError(f"out: {directory} cannot be written: {error.strerror or error}") from None
+    if used:
         status = read_record(directory).get("status")
         go_on = "" if status == "finished" else f", go on with it (fishleg resume {directory})"
         raise ToolError(f"{directory} holds a run already ({status}): choose another out{go_on} or delete it")
-    if directory.exists() and not directory.is_dir():
-        raise ToolError(f"out: {directory} is a file, not a directory")
     parent = next(p for p in (directory, *directory.parents) if p.exists())
+    if not parent.is_dir():
+        raise ToolError(f"out: {directory} cannot be written, {parent} is a file, not a directory")
+    written = [MODEL, PACKED, REPORT]
+    if not (directory / DENSE).exists():  # else it is a run of ours that was killed before it had a record
+        written.append(RECIPE)
+    taken = [name for name in written if (directory / name).exists()]
+    if taken:
+        raise ToolError(f"out: {directory} holds {taken[0]}, which a run would overwrite: choose another out")
     if not os.access(parent, os.W_OK):
         raise ToolError(f"out: {directory} cannot be written, {parent} is read-only")
 
@@ -105,7 +149,7 @@ def read_record(directory: Path) -> dict[str, Any]:
     """The run.json of a directory."""
     try:
         record = json.loads((directory / RUN).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ToolError(f"there is no run in {directory} (no {RUN})") from None
     except (OSError, ValueError) as error:
         raise ToolError(f"{directory / RUN} cannot be read: {error}") from None
@@ -128,7 +172,8 @@ class Run:
     ) -> None:
         self.recipe, self.base, self.directory = prepared.recipe, prepared.base, directory
         self.model, self.surgeon, self.evaluator = prepared.model, prepared.surgeon, prepared.evaluator
-        self.calibration = prepared.calibration
+        self.calibration, self.dense = prepared.calibration, prepared.dense
+        self._batch, self._forward = prepared.first_batch, prepared.forward
         recipe, data = prepared.recipe, prepared.data
         self.fresh = record is None
         self.record: dict[str, Any] = record or {"warnings": [], "resumed": 0, "command": command}
@@ -142,8 +187,12 @@ class Run:
         self._saved_at = time.monotonic()
         self._phase, self._q_seen = "estimate", 0
 
+        check_trackers(recipe.tensorboard, recipe.wandb)
+        # read before anything is changed: it is an error if none of the checkpoints can be
+        self._found = self.store.latest() if "dense" in self.record else None
+        self._dense: Evaluation | None = None
         self.surgeon.on_q = self._on_q
-        self.macs = count_macs(self.model, prepared.first_batch, prepared.forward)
+        self.macs = count_macs(self.model, self._batch, self._forward)
         self.gradual: Gradual | None = None
         self.training: Replayable | None = None
         if recipe.mode == "gradual":
@@ -160,14 +209,28 @@ class Run:
             self.plan = make_plan(recipe, self.surgeon, self.macs)
             if self.plan.max_drop is None:
                 check_reachable(self.surgeon, self.plan.targets[-1])
+        elif self.fresh:
+            macs_budget(self.surgeon, self.macs, recipe.max_flops)
 
     # -- the run itself
 
     def execute(self) -> dict[str, Any]:
         """Do it all, or what is left of it; returns the record that is in run.json."""
-        self._open()
         try:
-            with _locked(self.directory / LOCK), self._signals(), self._warnings(), _seeded(self.recipe.seed):
+            if self.fresh:  # before anything is written: data or a metric may be at fault
+                with self._warnings():
+                    self._dense = self._evaluate_dense()
+            self._open()
+            with _locked(self.directory / LOCK):  # a run that another process works on is not touched
+                self._work()
+        finally:
+            for listener in self.listeners:
+                listener.close()
+        return self.record
+
+    def _work(self) -> None:
+        try:
+            with self._signals(), self._warnings(), seeded(self.recipe.seed):
                 if self.fresh:
                     self._begin()
                 else:
@@ -180,10 +243,6 @@ class Run:
         except Exception as error:
             self._status("failed", f"{type(error).__name__}: {error}")
             raise
-        finally:
-            for listener in self.listeners:
-                listener.close()
-        return self.record
 
     def _open(self) -> None:
         try:
@@ -207,8 +266,7 @@ class Run:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
         self._status("running")
-        with self._timed("evaluate"):
-            dense = self.evaluator(self.model)
+        dense = self._dense or self._evaluate_dense()
         self._describe(dense)
         self._status("running")
         self._emit("start", metric=dense.metric, loss=dense.loss, prunable=self.record["prunable"])
@@ -222,7 +280,7 @@ class Run:
         if "dense" not in self.record:  # killed before anything was measured
             self._begin()
             return
-        found = self.store.latest()
+        found, self._found = self._found, None
         if found is None:
             self._begin()
             return
@@ -268,17 +326,17 @@ class Run:
         surgeon = self.surgeon
         self._phase = "estimate" if surgeon.inverse is None or surgeon.learning is None else "refine"
         with self._timed("estimate"):
-            if self.gradual is None:
-                if surgeon.inverse is None:
-                    inverse = surgeon.estimate()
-                elif not surgeon.history and surgeon.learning is not None:
-                    inverse = surgeon.inverse
-                else:
-                    inverse = surgeon.refine()
+            if self.gradual is not None:
+                inverse = self.gradual.look()
+            elif surgeon.inverse is None:
+                inverse = surgeon.estimate()
+            elif not surgeon.history and surgeon.learning is not None:
+                inverse = surgeon.inverse
+            else:
+                inverse = surgeon.refine()
         with self._timed("prune"):
-            step = (
-                surgeon.prune(target, inverse=inverse) if self.gradual is None else self.gradual.prune(target)
-            )
+            worker = surgeon if self.gradual is None else self.gradual
+            step = worker.prune(target, inverse=inverse)
         after = self._evaluate() if self.gradual is not None else Evaluation(float("nan"), None)
         metric = None if self.gradual is None else after.metric
         self._emit(
@@ -360,6 +418,7 @@ class Run:
             "nonzero": sum(int((p != 0).sum()) for p in self.model.parameters()),
             "macs_sparse": kept_macs(self.macs, masks),
         }  # fmt: skip
+        self.record["speed"] = compare_speed(self.dense, self.model, self._batch, self._forward)
         self._describe_layers()
         self._write_report()
         self._status("finished")  # last of all: killed before this, the run is resumed and ends again
@@ -447,6 +506,11 @@ class Run:
         with self._timed("evaluate"):
             return self.evaluator(self.model)
 
+    def _evaluate_dense(self) -> Evaluation:
+        """Of the same random numbers, wherever it happens."""
+        with seeded(self.recipe.seed):
+            return self._evaluate()
+
     def _on_q(self, stats: AuxStats) -> None:
         if self.stopping:
             raise Interrupted("stopped")
@@ -470,11 +534,13 @@ class Run:
         """What the library warns of goes to the display and into the report."""
         handler = _Forward(self.warn)
         library = logging.getLogger("fishleg")
+        before, library.propagate = library.propagate, False  # else they would be shown twice
         library.addHandler(handler)
         try:
             yield
         finally:
             library.removeHandler(handler)
+            library.propagate = before
 
     def _describe(self, dense: Evaluation) -> None:
         surgeon, recipe = self.surgeon, self.recipe
@@ -582,7 +648,7 @@ class _Forward(logging.Handler):
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Two processes must not work on one run; the lock goes with the process, however it ends."""
-    with open(path, "w") as file:
+    with open(path, "a") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -591,15 +657,30 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Global randomness (dropout) follows the seed within, and is as it was afterwards."""
-    before = random_state()
-    torch.manual_seed(seed)
+@torch.no_grad()
+def compare_speed(
+    dense: nn.Module, sparse: nn.Module, batch: Any, forward: Forward, seconds: float = 1.0
+) -> dict[str, Any]:
+    """Milliseconds of a forward pass of both, in turns, as medians; the plain model runs dense kernels."""
+    batch = move_batch(batch, next(sparse.parameters()).device)
+    times: tuple[list[float], list[float]] = [], []
+    modes = {module: module.training for module in sparse.modules()}
+    sparse.eval()
     try:
-        yield
+        deadline = time.monotonic() + seconds
+        while len(times[0]) < 3 or (time.monotonic() < deadline and len(times[0]) < 50):
+            for model, found in zip((dense, sparse), times, strict=True):
+                before = time.perf_counter()
+                forward(model, batch)
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                found.append(1000 * (time.perf_counter() - before))
     finally:
-        set_random_state(before)
+        for module, mode in modes.items():
+            module.training = mode
+    dense_ms, sparse_ms = (statistics.median(found[1:]) for found in times)
+    what = f"one batch of {batch_size(batch)}, dense kernels: zeros are multiplied like any other number"
+    return {"dense_ms": dense_ms, "sparse_ms": sparse_ms, "what": what}
 
 
 def environment(model: nn.Module | None = None) -> dict[str, str]:

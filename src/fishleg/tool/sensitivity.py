@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fishleg.surgeon import Surgeon
+from fishleg.tool.budgets import check_reachable, magnitudes
 from fishleg.tool.errors import ToolError
 from fishleg.tool.recipe import Recipe
+from fishleg.tool.setup import prepare
 
+PICTURES = (".png", ".svg", ".pdf")
 GRID = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 RESISTANT = 5.0  # times the share of the loss that a layer's size would explain
 
@@ -82,10 +86,8 @@ class Sensitivity:
 
     def draw(self, path: Path) -> None:
         """The curves as a picture."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ToolError("a picture needs matplotlib: pip install 'fishleg[plot]'") from None
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(8, 5), layout="constrained")
         axis = figure.subplots()
         worst = sorted(self.curves, key=self.loss_at, reverse=True)
@@ -103,24 +105,42 @@ class Sensitivity:
         figure.savefig(path, dpi=130)
 
 
+def check_picture(path: Path) -> None:
+    """Whether `draw` will be able to write there, which should be known before the long work."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ToolError("a picture needs matplotlib: pip install 'fishleg[plot]'") from None
+    if path.suffix.lower() not in PICTURES:
+        raise ToolError(f"picture must end in {', '.join(PICTURES)}, got {str(path)!r}")
+    if path.is_dir():
+        raise ToolError(f"picture: {path} is a directory")
+    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise ToolError(f"picture: {path} cannot be written, there is no directory to write to")
+
+
 def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = GRID) -> Sensitivity:
     """The curves of every prunable weight of a surgeon's model."""
     limit = surgeon.pattern.limit
     if not 0 < at < 1 or at > limit:
         raise ToolError(f"sparsity must be in (0, 1) and at most the pattern's limit {limit}, got {at}")
     grid = tuple(sorted({s for s in (*grid, at) if s <= limit}))
+    # a small layer cannot reach every sparsity: something must stay
+    most = {name: 1 - 1 / scores.numel() for name, scores in magnitudes(surgeon).items()}
+    for sparsity in grid:
+        for name in surgeon.prunable:
+            check_reachable(surgeon, min(sparsity, most[name]), only=[name])
     inverse = surgeon.inverse or surgeon.estimate()
     curves: dict[str, list[float]] = {name: [] for name in surgeon.prunable}
     for sparsity in grid:
         for name in surgeon.prunable:
-            masks = surgeon.select(inverse, sparsity, only=[name])
+            masks = surgeon.select(inverse, min(sparsity, most[name]), only=[name])
             curves[name].append(surgeon.predict(inverse, masks)[name])
     sizes = {name: surgeon.model.get_parameter(name).numel() for name in surgeon.prunable}
     return Sensitivity(grid, curves, sizes, at)
 
 
 def analyse(recipe: Recipe) -> Sensitivity:
-    """The same for a recipe."""
-    from fishleg.tool.setup import prepare
-
-    return sensitivity(prepare(recipe).surgeon, recipe.sparsity if recipe.sparsity is not None else 0.9)
+    """The same for a recipe; without a sparsity, at 0.9 or as far as its pattern goes."""
+    surgeon = prepare(recipe).surgeon
+    return sensitivity(surgeon, recipe.sparsity or min(0.9, surgeon.pattern.limit))

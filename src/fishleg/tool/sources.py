@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from fishleg.tool.errors import ToolError, nearest
 from fishleg.tool.workloads import WORKLOADS, Workload
+
+_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
 
 
 class SourceError(ToolError):
@@ -64,7 +68,7 @@ def _from_file(path: Path, what: str) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without an `if __name__ ...` may well exit
         del sys.modules[name]
         raise SourceError(f"{what}: importing {path} raised {told(error)}") from error
     return module
@@ -76,10 +80,10 @@ def _from_module(place: str, what: str, base: Path) -> Any:
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
-        raise SourceError(
-            f"{what}: there is no module {error.name!r} (for a file, write {place}.py)"
-        ) from error
-    except Exception as error:
+        own = error.name is not None and place.split(".")[0] == error.name.split(".")[0]
+        hint = f" (for a file, write {place}.py:...)" if own else f" (imported by {place})"
+        raise SourceError(f"{what}: there is no module {error.name!r}{hint}") from error
+    except (Exception, SystemExit) as error:
         raise SourceError(f"{what}: importing {place} raised {told(error)}") from error
 
 
@@ -88,14 +92,17 @@ def call(spec: str, what: str, base: Path | None = None) -> Any:
     function = find_function(spec, what, base)
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SourceError(f"{what}: {spec} raised {told(error)}") from error
 
 
 def told(error: BaseException) -> str:
     """An error of the user's code: its kind, its message, and the line it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    own = Path(__file__).parents[1]  # fishleg itself
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    frames = [f for f in frames if own not in Path(f.filename).parents]
+    theirs = [f for f in frames if not any(path in Path(f.filename).parents for path in _LIBRARIES)] or frames
+    place = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {error}{place}"
 
 
@@ -138,9 +145,10 @@ def make_data(
             main = _loader(evaluation, "eval_data", base)
             return Data(main, None, main)
         if workload is None:
-            raise SourceError(
-                "data is missing: name the function that returns a loader, e.g. --data data.py:loader"
+            key, flag = (
+                ("data", "--data data.py:loader") if calibrated else ("eval_data", "--eval-data data.py:test")
             )
+            raise SourceError(f"{key} is missing: name the function that returns a loader, e.g. {flag}")
         calibration, training, test = workload.data()
         return Data(
             calibration, training, test if evaluation is None else _loader(evaluation, "eval_data", base)
@@ -159,18 +167,27 @@ def _loader(spec: str, what: str, base: Path | None) -> Iterable[Any]:
         raise SourceError(
             f"{what}: {spec} must return a DataLoader or another iterable, got {type(loader).__name__}"
         )
-    if hasattr(loader, "__next__"):
+    # a DataLoader with persistent workers hands out the same iterator each time, made new
+    if not isinstance(loader, DataLoader) and _iterator(loader, spec, what) is _iterator(loader, spec, what):
         raise SourceError(
             f"{what}: {spec} returned an iterator, which can be read once only; return the DataLoader"
         )
     return loader  # type: ignore[no-any-return]
 
 
+def _iterator(loader: Iterable[Any], spec: str, what: str) -> Any:
+    try:
+        return iter(loader)
+    except Exception as error:
+        raise SourceError(f"{what}: iterating over what {spec} returned raised {told(error)}") from error
+
+
 def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor]:
     """A state dict from a .safetensors or torch file, without unpickling arbitrary objects."""
     path = (base or Path.cwd()) / path
     if not path.is_file():
-        raise SourceError(f"weights: there is no file {path}")
+        problem = f"{path} is a directory, not a file" if path.is_dir() else f"there is no file {path}"
+        raise SourceError(f"weights: {problem}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -181,7 +198,10 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if path.suffix != ".safetensors" and not isinstance(error, (OSError, RuntimeError)):
+            # torch's own text is advice to unpickle it all the same
+            reason = "no torch file, or one with pickled objects other than tensors"
         raise SourceError(
             f"weights: {path} cannot be read as a state dict ({reason}). "
             "Save torch.save(model.state_dict(), ...) or safetensors, not the whole model"
@@ -189,8 +209,14 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
     for key in ("state_dict", "model", "model_state_dict"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not state or not all(torch.is_tensor(v) for v in state.values()):
-        raise SourceError(f"weights: {path} holds no state dict of tensors")
+    if not isinstance(state, dict) or not state:
+        found = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise SourceError(f"weights: {path} holds no state dict of tensors, but {found}")
+    wrong = next((n for n, v in state.items() if not isinstance(n, str) or not torch.is_tensor(v)), None)
+    if wrong is not None:
+        raise SourceError(
+            f"weights: {path} holds no state dict of tensors: {wrong!r} is a {type(state[wrong]).__name__}"
+        )
     if all(name.startswith("module.") for name in state):  # from DistributedDataParallel
         state = {name.removeprefix("module."): value for name, value in state.items()}
     return dict(state)

@@ -1,0 +1,678 @@
+"""Wrong inputs on the command line: one clear message, a non-zero exit code, nothing written, at once."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from fishleg import checkpoint
+from fishleg.cli import main
+
+NET = """
+import torch
+from torch import nn
+
+number = 3
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 10)).float()
+
+
+def raising():
+    raise RuntimeError("out of cheese")
+
+
+def leaving():
+    raise SystemExit(3)
+
+
+def needy(width):
+    return make()
+
+
+def pair():
+    return make(), 1
+
+
+def nothing():
+    return None
+
+
+def bare():
+    return nn.ReLU()
+
+
+def odd():  # no layer has a multiple of 4 inputs
+    return nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 10)).float()
+
+
+def tiny():  # layers with fewer weights than 98 % leaves anything of
+    return nn.Sequential(nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 10)).float()
+
+
+def wide():
+    return nn.Sequential(nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 10)).float()
+
+
+def conv():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(10)).float()
+
+
+def frozen():
+    return make().requires_grad_(False)
+
+
+def poisoned():
+    model = make()
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    return model
+
+
+class Chatty(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = make()
+
+    def forward(self, x):
+        return "a text"
+
+
+def text_out(): return Chatty()
+
+
+def call_pair(model, batch):
+    return model(batch[0]), 1
+
+
+def call_bare(model):
+    return model
+
+
+def say(model, loader):
+    return "good"
+
+
+def nan(model, loader):
+    return float("nan")
+
+
+def none(model, loader):
+    return None
+
+
+def broken_metric(model, loader):
+    raise KeyError("score")
+
+
+def metric_of_one(model):
+    return 1.0
+"""
+
+DATA = """
+import torch
+
+g = torch.Generator().manual_seed(0)
+x = [torch.randn(16, 8, generator=g, dtype=torch.float32) for _ in range(3)]
+y = [torch.randint(0, 10, (16,), generator=g) for _ in range(3)]
+good = list(zip(x, y))
+
+
+def loader(): return good
+def unlabelled(): return x
+def seven(): return [x[0][:, :7]]
+def empty(): return []
+def hollow(): return [(x[0][:0], y[0][:0])]
+def nan(): return [(torch.full((16, 8), float("nan")), y[0])]
+def second_nan(): return [good[0], (x[1] * float("inf"), y[1])]
+def doubles(): return [(x[0].double(), y[0])]
+def longs(): return [(x[0].long(), y[0])]
+def ten(): return [(x[0], torch.full((16,), 10))]
+def minus(): return [(x[0], torch.full((16,), -1))]
+def late_ten(): return [*good, good[0], (x[0], torch.full((16,), 10))]
+def floats(): return [(x[0], y[0].float())]
+def short_labels(): return [(x[0], y[0][:5])]
+def nan_targets(): return [(x[0], torch.full((16, 10), float("nan")))]
+def targets_of_two(): return [(x[0], torch.full((16, 10), 2.0))]
+def threes(): return [(x[0], y[0], y[0])]
+def words(): return [["a", "b"]]
+def images(): return [(torch.zeros(16, 3, 8, 8), y[0])]
+def grey(): return [(torch.zeros(16, 1, 8, 8), y[0])]
+def nothing(): return None
+def number(): return 3
+def generator(): return (b for b in good)
+def raising(): raise OSError("the disk is on fire")
+def needy(path): return good
+
+
+class Once:
+    def __init__(self): self.iterator = iter(good)
+    def __iter__(self): return self.iterator
+
+
+class Torn:
+    def __iter__(self):
+        yield good[0]
+        raise RuntimeError("shard 2 is torn")
+
+
+class Endless:
+    def __iter__(self): return iter(good)
+
+
+def once(): return Once()
+def torn(): return Torn()
+def no_length(): return Endless()
+"""
+
+RECIPES = {
+    "spelling.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsty = 0.5\n',
+    "section.toml": '[modle]\nmodel = "net.py:make"\n',
+    "misplaced.toml": '[model]\nmodel = "net.py:make"\nsparsity = 0.5\n',
+    "top.toml": 'sparsity = 0.5\n',
+    "list.toml": '[model]\nmodel = "net.py:make"\n[method]\nsamples = [1, 2]\n',
+    "text.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsity = "90"\n',
+    "bool.toml": '[model]\nmodel = "net.py:make"\n[method]\nsamples = true\n',
+    "fraction.toml": '[model]\nmodel = "net.py:make"\n[method]\nstages = 2.5\n',
+    "flag.toml": '[model]\nmodel = "net.py:make"\n[method]\nempirical = "yes"\n',
+    "one_text.toml": '[model]\nmodel = "net.py:make"\n[target]\nexclude = "0"\n',
+    "mixed.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsities = [0.5, "x"]\n',
+    "nan.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsity = nan\n',
+    "two.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsity = 0.5\nmax_params = 100\n',
+    "syntax.toml": '[model\nmodel = "net.py:make"\n',
+    "twice.toml": '[run]\nseed = 1\nseed = 2\n',
+    "null.toml": '[model]\nmodel = "net\\u0000.py:make"\n',
+    "huge.json": '{"run": {"seed": 1' + 400 * "0" + "}}",
+    "syntax.json": '{"model": {"model": "net.py:make",}}',
+    "array.json": '[{"model": "net.py:make"}]',
+    "syntax.yaml": "model:\n  model: [net.py:make\n",
+    "code.yaml": "model:\n  model: !!python/object/apply:os.mkdir ['owned']\n",
+    "empty.yaml": "",
+    "flat.yaml": "model: net.py:make\n",
+    "recipe.txt": "[model]\n",
+}  # fmt: skip
+
+
+def write_weights(folder: Path) -> None:
+    torch.manual_seed(0)
+    good = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+    state = good.state_dict()
+    torch.save({**state, "3.weight": torch.zeros(2)}, folder / "extra.pt")
+    torch.save({"0.weight": state["0.weight"]}, folder / "part.pt")
+    torch.save({**state, "0.weight": torch.zeros(16, 9)}, folder / "shape.pt")
+    torch.save({**state, "0.bias": torch.full((16,), float("nan"))}, folder / "nan.pt")
+    torch.save(good, folder / "whole.pt")
+    torch.save([1, 2], folder / "list.pt")
+    torch.save({0: torch.zeros(1)}, folder / "numbered.pt")
+    torch.save({"epoch": 3, "lr": 0.1}, folder / "numbers.pt")
+    torch.save({}, folder / "none.pt")
+    (folder / "text.pt").write_text("these are no weights\n")
+    (folder / "cut.pt").write_bytes((folder / "extra.pt").read_bytes()[:300])
+    (folder / "bytes.safetensors").write_bytes(b"\x00\x01garbage" * 9)
+    save_file({name: value.contiguous() for name, value in state.items()}, folder / "good.safetensors")
+    save_file({"0.weight.$mask": torch.zeros(2, dtype=torch.uint8)}, folder / "half.safetensors")
+    checkpoint.save(folder / "numbers.ckpt", {"a": 1})
+    checkpoint.save(folder / "list.ckpt", [torch.zeros(2)])
+
+
+QUICK = "--method magnitude --samples 8 --sub-batch 8 --stages 1 --quiet"
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with models, data, weights, recipes, and a run that is finished (`done`) or was not."""
+    folder = tmp_path_factory.mktemp("template")
+    (folder / "net.py").write_text(NET)
+    (folder / "data.py").write_text(DATA)
+    (folder / "script.py").write_text("import argparse\np = argparse.ArgumentParser()\np.exit(2)\n")
+    (folder / "torn.py").write_text("def make(:\n")
+    (folder / "lacking.py").write_text("import no_such_package\n")
+    (folder / "weights").mkdir()
+    (folder / "empty").mkdir()
+    for name, text in RECIPES.items():
+        (folder / name).write_text(text)
+    (folder / "binary.toml").write_bytes(bytes(range(128, 256)))
+    write_weights(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "dont_write_bytecode", True)
+        torch.set_default_dtype(torch.float32)
+        for data, out, sparsity in (("loader", "done", 0.5), ("unlabelled", "unlabelled", 0.9)):
+            line = f"prune net.py:make --data data.py:{data} -s {sparsity} --out {out} {QUICK}"
+            result = CliRunner().invoke(main, line.split())
+            assert result.exit_code == 0, result.output
+        torch.set_default_dtype(torch.float64)
+    broken_runs(folder)
+    return folder
+
+
+def broken_runs(folder: Path) -> None:
+    def variant(name: str) -> Path:
+        shutil.copytree(folder / "done", folder / name)
+        record = json.loads((folder / name / "run.json").read_text())
+        (folder / name / "run.json").write_text(json.dumps({**record, "status": "interrupted"}))
+        (folder / name / "model.safetensors").unlink()
+        return folder / name
+
+    (variant("garbled") / "run.json").write_text("{oh no")
+    (variant("listed") / "run.json").write_text("[]")
+    (variant("baseless") / "run.json").write_text('{"status": "running"}')
+    (variant("no-dense") / "dense.ckpt").unlink()
+    (variant("cut-dense") / "dense.ckpt").write_bytes(b"cut")
+    (variant("no-recipe") / "recipe.toml").unlink()
+    (variant("bad-recipe") / "recipe.toml").write_text("[target]\nsparsity = 2.0\n")
+    for path in (variant("damaged") / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-7])
+    half = variant("modelless")
+    shutil.rmtree(half / "checkpoints")
+    other = variant("other-model")
+    text = (other / "recipe.toml").read_text()
+    (other / "recipe.toml").write_text(text.replace("net.py:make", "net.py:wide"))
+    (folder / "used").mkdir()
+    save_file({"a": torch.ones(3)}, folder / "used" / "model.safetensors")
+
+
+@pytest.fixture
+def work(template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder itself, as the working directory: the tests are about its staying as it is."""
+    folder = template
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delenv("FISHLEG_RESNET20", raising=False)
+    monkeypatch.setenv("FISHLEG_DATA", str(folder / "empty"))
+    torch.set_default_dtype(torch.float32)
+    yield folder
+    torch.set_default_dtype(torch.float64)
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes | None]]:
+    return {
+        str(path.relative_to(folder)): (
+            path.stat().st_mtime_ns,
+            path.read_bytes() if path.is_file() else None,
+        )
+        for path in folder.rglob("*")
+    }
+
+
+def refused(folder: Path, arguments: list[str], fragment: str) -> Result:
+    """Run a command that must fail as described at the top of this file."""
+    before, started = snapshot(folder), time.monotonic()
+    result = CliRunner().invoke(main, arguments)
+    seconds = time.monotonic() - started
+    assert isinstance(result.exception, SystemExit), (result.exception, result.output)
+    assert result.exit_code not in (0, None)
+    assert fragment in result.output, result.output
+    assert "Traceback" not in result.output
+    starts = [line for line in result.output.splitlines() if line.startswith(("error:", "Error:"))]
+    assert len(starts) == 1, result.output
+    assert seconds < 5
+    assert snapshot(folder) == before
+    return result
+
+
+RUN = "prune net.py:make --data data.py:loader"
+PRUNE = f"{RUN} -s 0.5"
+SENSITIVITY = "sensitivity net.py:make --data data.py:loader"
+CASES: dict[str, list[tuple[str, str]]] = {
+    "the command line": [
+        ("prun net.py:make", "there is no command 'prun'; did you mean 'prune'?"),
+        (f"{PRUNE} --sparsty 0.9", "--sparsty"),
+        (f"{PRUNE} --stages two", "--stages must be a whole number, got 'two'"),
+        (f"{PRUNE} --stages 2.5", "--stages must be a whole number, got '2.5'"),
+        (f"{RUN} --sparsities 0.5,,0.9", "--sparsities must be a number, got ''"),
+        (f"{PRUNE} --seed", "--seed"),
+        (f"{PRUNE} another", "another"),
+        ("prune", "MODEL is missing"),
+        ("resume", "DIRECTORY"),
+        ("doctor --all", "--all"),
+        ("demo --steps", "--steps"),
+    ],
+    "how sparse": [
+        (f"{RUN} -s 0", "sparsity must be in (0, 1), got 0"),
+        (f"{RUN} -s 1", "sparsity must be in (0, 1), got 1"),
+        (f"{RUN} -s 1.5", "sparsity must be in (0, 1), got 1.5; for 1.5 % write 0.015"),
+        (f"{RUN} -s 90", "got 90.0; for 90 % write 0.9"),
+        (f"{RUN} -s -0.5", "sparsity must be in (0, 1), got -0.5"),
+        (f"{RUN} -s nan", "sparsity must be in (0, 1), got nan"),
+        (f"{RUN} -s 90%", "--sparsity must be a number, got '90%'"),
+        (f"{RUN} -s 0.9999", "at most 0.99"),
+        (f"{RUN} -s 0.9 --floor 1", "floor must be in [0, 1), got 1"),
+        (f"{RUN} --sparsities 0.9,0.5", "sparsities must rise, got 0.9 before 0.5"),
+        (f"{RUN} --sparsities 0.5,1.5", "got 1.5"),
+        (f"{RUN} --sparsities 0.5,0.9 --stages 2", "leave out stages"),
+        (f"{RUN} --max-drop 0", "max_drop must be in (0 %, 100 %), got '0'"),
+        (f"{RUN} --max-drop 100%", "max_drop must be in (0 %, 100 %), got '100%'"),
+        (f"{RUN} --max-drop abc", "max_drop must be a number or a percentage such as 1%, got 'abc'"),
+        (f"{RUN} --max-drop 1% --mode one-shot", "max_drop is a search in stages"),
+        (f"{RUN} --max-params 0", "max_params must be >= 1, got 0"),
+        (f"{RUN} --max-params 1000000", "the model has only 314"),
+        (f"{RUN} --max-params 20", "26 parameters (biases, norms, excluded ones) stay"),
+        (f"{RUN} --max-flops 0", "max_flops must be > 0, got '0'"),
+        (f"{RUN} --max-flops 120%", "max_flops must be in (0 %, 100 %), got '120%'"),
+        (f"{RUN} --max-flops 1e9", "the model needs only 288"),
+        (f"{RUN} --max-flops 40% --exclude 0.weight", "layers that are not pruned need 128"),
+        (f"{RUN} --max-flops 20% --pattern 2:4", "the pattern keeps 144 at least"),
+        (f"{PRUNE} --max-params 100", "give one of sparsity, sparsities"),
+        (f"{PRUNE} --pattern 4:2", "0 < N < M, got 4:2; did you mean '2:4'?"),
+        (f"{PRUNE} --pattern 0:4", "got 0:4"),
+        (f"{PRUNE} --pattern globl", "got 'globl'; did you mean 'global'?"),
+        (f"{PRUNE} --pattern block:1", "a block needs at least 2 weights, got 1"),
+        (f"{RUN} -s 0.9 --pattern 2:4", "pattern 2:4 allows a sparsity of 0.5 at most, got 0.9"),
+        ("prune net.py:odd --data data.py:seven --pattern 2:4", "7 inputs are not a multiple of 4"),
+        (f"{PRUNE} --include fc", "'fc' matches no parameter"),
+        (f"{PRUNE} --exclude [", "exclude: '[' is no regular expression"),
+        (f"{PRUNE} --include 0 --exclude weight", "nothing to prune"),
+    ],
+    "method and run": [
+        (f"{PRUNE} --method fishleg2", "got 'fishleg2'; did you mean 'fishleg'?"),
+        (f"{PRUNE} --mode gradul", "got 'gradul'; did you mean 'gradual'?"),
+        (f"{PRUNE} --mode one-shot --stages 3", "mode 'one-shot' is a single stage, got stages = 3"),
+        (f"{PRUNE} --optimizer adamw", "got 'adamw'; did you mean 'adam'?"),
+        (f"{PRUNE} --likelihood gauss", "got 'gauss'"),
+        (f"{PRUNE} --compensation all", "compensation must be one of joint"),
+        (f"{PRUNE} --schedule qubic", "did you mean 'cubic'?"),
+        (f"{PRUNE} --stages 0", "stages must be >= 1, got 0"),
+        (f"{PRUNE} --samples 0", "samples must be >= 1, got 0"),
+        (f"{PRUNE} --gamma 0", "gamma must be > 0, got 0"),
+        (f"{PRUNE} --lr inf", "lr must be > 0, got inf"),
+        (f"{PRUNE} --momentum 1", "momentum must be in [0, 1), got 1"),
+        (f"{PRUNE} --epochs 0 --mode gradual", "epochs must be > 0, got 0"),
+        (f"{PRUNE} --seed -1", "seed must be in [0, 4294967296), got -1"),
+        (f"{PRUNE} --threads 0", "threads must be >= 1, got 0"),
+        (f"{PRUNE} --keep 0", "keep must be >= 1, got 0"),
+        (f"{PRUNE} --device tpu9", "device 'tpu9' cannot be used"),
+        (f"{PRUNE} --device cuda:77", "device 'cuda:77' cannot be used"),
+        (f"{PRUNE} --device meta", "device 'meta' cannot be used"),
+        (f"{PRUNE} --train-data data.py:loader", "train_data needs mode = 'gradual', got mode = 'staged'"),
+        (f"{PRUNE} --method kfac --empirical", "empirical = true needs one of the methods"),
+        ("prune net.py:make --data data.py:unlabelled --method obert --empirical", "needs labels"),
+        ("prune net.py:wide --data data.py:loader --method exact", "at most 4096 parameters"),
+        ("prune net.py:make --data data.py:unlabelled --mode gradual", "fine-tuning needs (inputs, targets)"),
+        ("prune net.py:make --data data.py:no_length --mode gradual", "give steps instead"),
+        (f"{PRUNE} --tensorboard", "pip install tensorboard"),
+        (f"{PRUNE} --wandb project", "pip install wandb"),
+        (f"{PRUNE} --out done", "holds a run already (finished)"),
+        (f"{PRUNE} --out damaged", "holds a run already (interrupted)"),
+        (f"{PRUNE} --out garbled", "run.json cannot be read"),
+        (f"{PRUNE} --out net.py", "net.py is a file, not a directory"),
+        (f"{PRUNE} --out net.py/below/it", "net.py is a file, not a directory"),
+        (f"{PRUNE} --out used", "holds model.safetensors, which a run would overwrite"),
+        (f"{PRUNE} --out {300 * 'x'}", ": File name too long\n"),
+    ],
+    "recipes": [
+        ("prune --recipe missing.toml", "cannot read recipe missing.toml: No such file"),
+        ("prune --recipe empty", "cannot read recipe empty: Is a directory"),
+        ("prune --recipe binary.toml", "is not a text file"),
+        ("prune --recipe recipe.txt", "must be a .toml, .yaml or .json file, got 'recipe.txt'"),
+        ("prune --recipe spelling.toml", "unknown key 'sparsty' in [target]"),
+        ("prune --recipe spelling.toml -s 0.4", "did you mean 'sparsity'?"),
+        ("prune --recipe section.toml", "unknown section 'modle' in the recipe"),
+        ("prune --recipe misplaced.toml", "it belongs under [target]"),
+        ("prune --recipe top.toml", "it belongs under [target]"),
+        ("prune --recipe list.toml", "samples must be a whole number, got [1, 2]"),
+        ("prune --recipe text.toml", "sparsity must be a number, got '90'"),
+        ("prune --recipe bool.toml", "samples must be a whole number, got True"),
+        ("prune --recipe fraction.toml", "stages must be a whole number, got 2.5"),
+        ("prune --recipe flag.toml", "empirical must be true or false, got 'yes'"),
+        ("prune --recipe one_text.toml", "exclude must be a list of texts, got '0'"),
+        ("prune --recipe mixed.toml", "sparsities must be a list of numbers"),
+        ("prune --recipe nan.toml", "sparsity must be in (0, 1), got nan"),
+        ("prune --recipe two.toml", "got sparsity and max_params"),
+        ("prune --recipe syntax.toml", "recipe syntax.toml cannot be read"),
+        ("prune --recipe twice.toml", "recipe twice.toml cannot be read"),
+        ("prune --recipe null.toml", "model must be UTF-8 text without null characters"),
+        ("prune --recipe huge.json", "seed must be in [0, 4294967296)"),
+        ("prune --recipe syntax.json", "recipe syntax.json cannot be read"),
+        ("prune --recipe array.json", "must hold sections, got list"),
+        ("prune --recipe syntax.yaml", "recipe syntax.yaml cannot be read"),
+        ("prune --recipe code.yaml", "recipe code.yaml cannot be read"),
+        ("prune --recipe empty.yaml", "must hold sections, got NoneType"),
+        ("prune --recipe flat.yaml", "[model] must be a section with keys, got 'net.py:make'"),
+        ("compare --recipe spelling.toml", "did you mean 'sparsity'?"),
+        ("eval --recipe list.toml", "samples must be a whole number, got [1, 2]"),
+    ],
+    "models": [
+        ("prune net.py --data data.py:loader", "model must be file.py:function"),
+        ("prune missing.py:make --data data.py:loader", "there is no file"),
+        ("prune net.py:mak --data data.py:loader", "did you mean 'make'?"),
+        ("prune net.py:number --data data.py:loader", "net.py:number is a int, not a function"),
+        ("prune nonet:make --data data.py:loader", "there is no module 'nonet' (for a file, write nonet.py"),
+        ("prune torn.py:make --data data.py:loader", "SyntaxError: invalid syntax (torn.py, line 1)\n"),
+        ("prune lacking.py:make --data data.py:loader", "No module named 'no_such_package'"),
+        ("prune lacking:make --data data.py:loader", "'no_such_package' (imported by lacking)"),
+        ("prune script.py:make --data data.py:loader", "script.py raised SystemExit: 2 (script.py, line 3)"),
+        ("prune net.py:leaving --data data.py:loader", "net.py:leaving raised SystemExit: 3"),
+        ("prune net.py:raising --data data.py:loader", "RuntimeError: out of cheese (net.py, line 14)"),
+        ("prune net.py:needy --data data.py:loader", "missing 1 required positional argument: 'width'"),
+        ("prune net.py:pair --data data.py:loader", "must return a torch.nn.Module, got tuple"),
+        ("prune net.py:nothing --data data.py:loader", "must return a torch.nn.Module, got NoneType"),
+        ("prune net.py:bare --data data.py:loader", "a module without parameters"),
+        ("prune net.py:frozen --data data.py:loader", "nothing to prune"),
+        ("prune net.py:poisoned --data data.py:loader", "outputs on batch 1 are not finite"),
+        ("prune net.py:text_out --data data.py:loader", "the model returned str"),
+        ("prune workload:digit", "unknown workload 'digit'"),
+        ("prune workload:resnet20", "FISHLEG_DATA"),
+        ("prune workload:digits --data missing.py:loader", "data: there is no file"),
+        ("prune workload:digits --weights missing.pt", "weights: there is no file"),
+    ],
+    "weights": [
+        (f"{PRUNE} --weights missing.pt", "weights: there is no file"),
+        (f"{PRUNE} --weights weights", "weights is a directory"),
+        (f"{PRUNE} --weights extra.pt", "does not fit the model: unknown 3.weight"),
+        (f"{PRUNE} --weights part.pt", "does not fit the model: missing 0.bias, 2.weight, 2.bias"),
+        (f"{PRUNE} --weights shape.pt", "0.weight is [16, 9], the model has [16, 8]"),
+        (f"{PRUNE} --weights nan.pt", "nan.pt holds NaN or Inf in 0.bias"),
+        (f"{PRUNE} --weights whole.pt", "not the whole model"),
+        (f"{PRUNE} --weights list.pt", "holds no state dict of tensors, but a list"),
+        (f"{PRUNE} --weights numbered.pt", "holds no state dict of tensors: 0 is"),
+        (f"{PRUNE} --weights numbers.pt", "holds no state dict of tensors: 'epoch' is a int"),
+        (f"{PRUNE} --weights none.pt", "holds no state dict of tensors"),
+        (f"{PRUNE} --weights text.pt", "text.pt cannot be read as a state dict"),
+        (f"{PRUNE} --weights cut.pt", "cut.pt cannot be read as a state dict"),
+        (f"{PRUNE} --weights bytes.safetensors", "bytes.safetensors cannot be read as a state dict"),
+        (f"{PRUNE} --weights half.safetensors", "half.safetensors cannot be read as a state dict"),
+    ],
+    "data": [
+        ("prune net.py:make", "data is missing"),
+        ("prune net.py:make --data data.py", "data must be file.py:function"),
+        ("prune net.py:make --data data.py:loder", "did you mean 'loader'?"),
+        ("prune net.py:make --data data.py:empty", "data: the loader is empty"),
+        ("prune net.py:make --data data.py:hollow", "got float32 tensor of shape (0, 10)"),
+        ("prune net.py:make --data data.py:nan", "data: the first batches hold NaN or Inf in their inputs"),
+        ("prune net.py:make --data data.py:second_nan", "hold NaN or Inf in their inputs"),
+        ("prune net.py:make --data data.py:doubles", "([16, 8] float64, [16] int64)"),
+        ("prune net.py:make --data data.py:longs", "[16, 8] int64"),
+        ("prune net.py:make --data data.py:ten", "label 10 is out of range: labels must be in 0..9"),
+        ("prune net.py:make --data data.py:minus", "label -1 is out of range"),
+        (f"{PRUNE} --eval-data data.py:late_ten", "batch 5 of the data to evaluate on: label 10 is out of"),
+        ("prune net.py:make --data data.py:floats", "needs integer labels of shape (16,)"),
+        ("prune net.py:make --data data.py:short_labels", "got int64 tensor of shape (5,)"),
+        (f"{PRUNE} --likelihood gaussian", "Gaussian needs targets of shape (16, 10)"),
+        ("prune net.py:make --data data.py:nan_targets --likelihood gaussian", "NaN or Inf in their targets"),
+        ("prune net.py:make --data data.py:targets_of_two --likelihood bernoulli", "in [0, 1], got 2.0"),
+        ("prune net.py:make --data data.py:threes", "data: a batch of 3 parts is ambiguous"),
+        ("prune net.py:make --data data.py:words", "data: the model cannot be called on batch 1"),
+        ("prune net.py:make --data data.py:images", "needs integer labels of shape (16, 3, 8)"),
+        ("prune net.py:conv --data data.py:grey", "[16, 1, 8, 8] float32"),
+        ("prune net.py:make --data data.py:nothing", "another iterable, got NoneType"),
+        ("prune net.py:make --data data.py:number", "another iterable, got int"),
+        ("prune net.py:make --data data.py:generator", "an iterator, which can be read once only"),
+        ("prune net.py:make --data data.py:once", "an iterator, which can be read once only"),
+        ("prune net.py:make --data data.py:torn", "data: drawing batch 2 raised RuntimeError: shard 2"),
+        ("prune net.py:make --data data.py:raising", "OSError: the disk is on fire (data.py"),
+        ("prune net.py:make --data data.py:needy", "missing 1 required positional argument: 'path'"),
+        (f"{PRUNE} --eval-data data.py:empty", "eval_data: the loader is empty"),
+        (f"{PRUNE} --mode gradual --train-data data.py:ten", "train_data: label 10 is out of range"),
+        (f"{PRUNE} --forward net.py:cal_pair", "did you mean 'call_pair'?"),
+        (f"{PRUNE} --forward net.py:call_pair", "needs a floating-point output tensor, got tuple"),
+        (f"{PRUNE} --forward net.py:call_bare", "data: the model cannot be called on batch 1"),
+        (f"{PRUNE} --metric net.py:metric", "metric: net.py has no 'metric'"),
+        (f"{PRUNE} --metric net.py:say", "metric: the function must return a number, got 'good'"),
+        (f"{PRUNE} --metric net.py:nan", "metric: the function must return a finite number, got nan"),
+        (f"{PRUNE} --metric net.py:none", "metric: the function must return a number, got None"),
+        (f"{PRUNE} --metric net.py:broken_metric", "metric: the function raised KeyError: 'score' (net.py"),
+        (f"{PRUNE} --metric net.py:metric_of_one", "metric: the function raised TypeError"),
+    ],
+    "resume": [
+        ("resume missing", "there is no run in"),
+        ("resume net.py", "there is no run in"),
+        ("resume empty", "there is no run in"),
+        ("resume done", "is finished: there is nothing to resume"),
+        ("resume garbled", "run.json cannot be read"),
+        ("resume listed", "run.json holds no record of a run"),
+        ("resume baseless", "run.json holds no record of a run"),
+        ("resume no-dense", "there is no checkpoint"),
+        ("resume cut-dense", "dense.ckpt is damaged"),
+        ("resume no-recipe", "cannot read recipe"),
+        ("resume bad-recipe", "sparsity must be in (0, 1), got 2.0"),
+        ("resume damaged", "can be read"),
+        ("resume other-model", "the run's own copy does not fit the model"),
+    ],
+    "the other commands": [
+        ("compare", "MODEL is missing"),
+        ("compare net.py:make --data data.py:loader --methods magnitud", "did you mean 'magnitude'?"),
+        ("compare net.py:make --data data.py:loader --methods ,", "must name at least one of"),
+        ("compare net.py:make --data data.py:loader --methods obert,obert", "methods must differ"),
+        ("compare net.py:make --data data.py:loader --out done", "done holds a single run"),
+        ("compare net.py:make --data data.py:loader --out net.py", "is a file, not a directory"),
+        ("compare net.py:make --data data.py:ten", "label 10 is out of range"),
+        ("compare net.py:make --data data.py:loader --methods magnitude,kfac --empirical", "got 'kfac'"),
+        ("sensitivity", "MODEL is missing"),
+        ("sensitivity net.py:make", "data is missing"),
+        (f"{SENSITIVITY} --sparsity 2", "sparsity must be in (0, 1), got 2"),
+        (f"{SENSITIVITY} --pattern 2:4 --sparsity 0.9", "0.5 at most, got 0.9"),
+        (f"{SENSITIVITY} --device gpu", "device 'gpu' cannot be used"),
+        (f"{SENSITIVITY} --picture a.doc", "must end in .png, .svg, .pdf, got"),
+        (f"{SENSITIVITY} --picture no/a.png", "there is no directory to write"),
+        ("inspect missing", "there is no file missing"),
+        ("inspect text.pt", "text.pt cannot be read as a state dict"),
+        ("inspect net.py", "net.py cannot be read as a state dict"),
+        ("inspect whole.pt", "not the whole model"),
+        ("inspect empty", "there is no model and no checkpoint in empty"),
+        ("inspect garbled", "run.json cannot be read"),
+        ("inspect damaged", "can be read"),
+        ("inspect good.safetensors --pattern 4:2", "an N:M pattern needs 0 < N < M, got 4:2"),
+        ("inspect numbers.ckpt", "numbers.ckpt holds no state dict of tensors"),
+        ("inspect list.ckpt", "list.ckpt holds no state dict of tensors"),
+        ("inspect cut-dense/dense.ckpt", "dense.ckpt is damaged"),
+        ("eval", "MODEL is missing"),
+        ("eval net.py:make", "eval_data is missing"),
+        ("eval net.py:make --eval-data data.py:unlabelled", "there are no labels to measure with"),
+        ("eval net.py:make --eval-data data.py:ten", "eval_data: label 10 is out of range"),
+        ("eval net.py:make --eval-data data.py:loader --weights shape.pt", "the model has [16, 8]"),
+        ("eval net.py:make --eval-data data.py:loader --metric net.py:say", "return a number, got 'good'"),
+        ("eval --run missing", "there is no run in missing"),
+        ("eval --run modelless", "has no model yet (interrupted)"),
+        ("eval net.py:make --run done", "leave out everything else"),
+        ("demo --out net.py", "out: net.py cannot be written"),
+        ("demo --out net.py/below", "out: net.py/below cannot be written"),
+    ],
+}  # fmt: skip
+ALL = [(line, fragment) for cases in CASES.values() for line, fragment in cases]
+
+
+def test_there_are_enough_cases():
+    assert len(ALL) >= 70
+    assert len({line for line, _ in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize(("line", "fragment"), ALL, ids=[line[:70] for line, _ in ALL])
+def test_wrong_input(work: Path, line: str, fragment: str) -> None:
+    refused(work, line.split(), fragment)
+
+
+@pytest.mark.parametrize(
+    ("line", "fragment"),
+    [
+        (f"{SENSITIVITY} --samples 8 --pattern 2:4", "0.weight"),  # judged at what the pattern allows
+        ("sensitivity net.py:tiny --data data.py:loader --samples 8 --method diagonal", "2.weight"),
+        (
+            "eval net.py:frozen --eval-data data.py:loader",
+            "accuracy",
+        ),  # there is nothing to prune, and no need
+        ("eval --run done", "accuracy"),
+        ("eval --run unlabelled", "agreement"),  # with the dense model, not with itself
+        ("inspect done", "sparsity of the pruned matrices: 50.00%"),
+    ],
+)
+def test_what_is_right_is_not_refused(work: Path, line: str, fragment: str) -> None:
+    before = snapshot(work)
+    result = CliRunner().invoke(main, line.split())
+    assert result.exit_code == 0, result.output
+    assert fragment in result.output
+    assert "agreement: 1.0" not in result.output
+    assert snapshot(work) == before
+
+
+def test_read_only_directory(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    refused(work, [*PRUNE.split(), "--out", "sub/run"], "is read-only")
+
+
+def test_empty_texts(work: Path) -> None:
+    refused(work, ["prune", "", "--data", "data.py:loader"], "MODEL is missing")
+    refused(work, [*PRUNE.split(), "--device", ""], "device '' cannot be used")
+    refused(work, [*PRUNE.split(), "--weights", ""], "is a directory")
+
+
+def test_a_run_that_another_process_works_on_is_left_alone(work: Path, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    run = tmp_path / "run"
+    shutil.copytree(work / "done", run)
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "status": "running"}))
+    with open(run / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        refused(tmp_path, ["resume", str(run)], "another process is working on")
+
+
+def test_debug_shows_where(work: Path) -> None:
+    result = CliRunner().invoke(main, ["--debug", *PRUNE.split(), "--weights", "missing.pt"])
+    assert result.exit_code == 1
+    assert "Traceback" in result.output
+    assert "error: weights: there is no file" in result.output
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-B", "-m", "fishleg", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "fragment"),
+    [
+        (f"{RUN} -s 90", "error: sparsity must be in (0, 1), got 90.0; for 90 % write 0.9\n"),
+        ("prune net.py:make --data data.py:ten", "error: data: label 10 is out of range"),
+    ],
+)
+def test_in_a_process_of_its_own(work: Path, line: str, fragment: str) -> None:
+    before, started = snapshot(work), time.monotonic()
+    result = command(work, *line.split())
+    assert time.monotonic() - started < 20  # importing torch on a busy machine; the rest is timed above
+    assert result.returncode == 1
+    assert result.stderr.startswith(fragment)
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert snapshot(work) == before
+
+
+def test_debug_in_a_process_of_its_own(work: Path) -> None:
+    result = command(work, "--debug", *PRUNE.split(), "--weights", "whole.pt")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("error: weights:")
