@@ -21,6 +21,7 @@ from fishleg.report import render_report
 from fishleg.tool import run as runs
 from fishleg.tool.budgets import Plan, count_macs
 from fishleg.tool.compare import compare_methods
+from fishleg.tool.directory import locked
 from fishleg.tool.display import duration, make_display
 from fishleg.tool.doctor import examine
 from fishleg.tool.errors import Interrupted, ToolError
@@ -131,7 +132,7 @@ def test_a_second_run_refuses_to_overwrite(tmp_path):
 def test_two_processes_do_not_share_a_run(tmp_path):
     run = runs.start(make_recipe(QUICK, {"out": "run", "sparsity": 0.5}), base=tmp_path)
     run.directory.mkdir()
-    with runs._locked(run.directory / "lock"), pytest.raises(ToolError, match="another process"):
+    with locked(run.directory / "lock"), pytest.raises(ToolError, match="another process"):
         run.execute()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fishleg.tool.run import environment
+from fishleg.tool.describe import environment
 from fishleg.workloads.data import data_directory
 
 _PACKAGES = {

@@ -11,10 +11,10 @@ from torch import Tensor
 from fishleg import checkpoint
 from fishleg.patterns import NM, Blocks, Rows, as_pattern
 from fishleg.tool import sources
+from fishleg.tool.directory import read_record
 from fishleg.tool.errors import ToolError
 from fishleg.tool.packing import pack
 from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
-from fishleg.tool.run import read_record
 from fishleg.tool.setup import prepare
 
 

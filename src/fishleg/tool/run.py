@@ -8,12 +8,8 @@ What a run writes into its directory:
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
-import platform
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +23,8 @@ from torch import nn
 
 from fishleg import checkpoint
 from fishleg.auxiliary import AuxStats
-from fishleg.batches import Forward, batch_size, move_batch
 from fishleg.loop import FineTuning, Gradual
 from fishleg.masking import apply_masks
-from fishleg.obs import saliency
 from fishleg.streams import Replayable, random_state, seeded, set_random_state
 from fishleg.tool.budgets import (
     Plan,
@@ -40,6 +34,20 @@ from fishleg.tool.budgets import (
     macs_budget,
     make_plan,
     sparsity_for_macs,
+)
+from fishleg.tool.describe import compare_speed, describe_layers, environment
+from fishleg.tool.directory import (
+    CHECKPOINTS,
+    DENSE,
+    LOCK,
+    MODEL,
+    PACKED,
+    RECIPE,
+    REPORT,
+    RUN,
+    locked,
+    read_record,
+    refuse_used,
 )
 from fishleg.tool.errors import Interrupted, ToolError
 from fishleg.tool.events import (
@@ -57,16 +65,8 @@ from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
 from fishleg.tool.setup import Prepared, prepare
 from fishleg.tool.sources import Data
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: there, two processes on one run are not noticed
-    fcntl = None  # type: ignore[assignment]
-
 logger = logging.getLogger(__name__)
-RUN, RECIPE, DENSE, LOCK, CHECKPOINTS = "run.json", "recipe.toml", "dense.ckpt", "lock", "checkpoints"
-MODEL, PACKED, REPORT = "model.safetensors", "packed.safetensors", "report.html"
 _Q_EVENTS_EVERY = 4
-_UNNAMED_EVALUATION = 50  # batches of the calibration data, where no eval_data are named
 
 
 def start(
@@ -120,42 +120,6 @@ def resume(
             record["threads"], torch.get_num_threads(),
         )  # fmt: skip
     return Run(prepared, directory, listeners=listeners, record=record)
-
-
-def refuse_used(directory: Path) -> None:
-    """A directory that holds a run is never overwritten."""
-    try:
-        used = (directory / RUN).exists()
-    except OSError as error:  # such as a name that is too long
-        raise ToolError(f"out: {directory} cannot be written: {error.strerror or error}") from None
-    if used:
-        status = read_record(directory).get("status")
-        go_on = "" if status == "finished" else f", go on with it (fishleg resume {directory})"
-        raise ToolError(f"{directory} holds a run already ({status}): choose another out{go_on} or delete it")
-    parent = next(p for p in (directory, *directory.parents) if p.exists())
-    if not parent.is_dir():
-        raise ToolError(f"out: {directory} cannot be written, {parent} is a file, not a directory")
-    written = [MODEL, PACKED, REPORT]
-    if not (directory / DENSE).exists():  # else it is a run of ours that was killed before it had a record
-        written.append(RECIPE)
-    taken = [name for name in written if (directory / name).exists()]
-    if taken:
-        raise ToolError(f"out: {directory} holds {taken[0]}, which a run would overwrite: choose another out")
-    if not os.access(parent, os.W_OK):
-        raise ToolError(f"out: {directory} cannot be written, {parent} is read-only")
-
-
-def read_record(directory: Path) -> dict[str, Any]:
-    """The run.json of a directory."""
-    try:
-        record = json.loads((directory / RUN).read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise ToolError(f"there is no run in {directory} (no {RUN})") from None
-    except (OSError, ValueError) as error:
-        raise ToolError(f"{directory / RUN} cannot be read: {error}") from None
-    if not isinstance(record, dict):
-        raise ToolError(f"{directory / RUN} holds no record of a run")
-    return record
 
 
 class Run:
@@ -221,7 +185,7 @@ class Run:
                 with self._warnings():
                     self._dense = self._evaluate_dense()
             self._open()
-            with _locked(self.directory / LOCK):  # a run that another process works on is not touched
+            with locked(self.directory / LOCK):  # a run that another process works on is not touched
                 self._work()
         finally:
             for listener in self.listeners:
@@ -419,7 +383,7 @@ class Run:
             "macs_sparse": kept_macs(self.macs, masks),
         }  # fmt: skip
         self.record["speed"] = compare_speed(self.dense, self.model, self._batch, self._forward)
-        self._describe_layers()
+        self.record["layers"] = describe_layers(self.surgeon, self.macs)
         self._write_report()
         self._status("finished")  # last of all: killed before this, the run is resumed and ends again
         for path in self.store.paths()[:-1]:
@@ -553,36 +517,7 @@ class Run:
             "prunable": sum(self.model.get_parameter(name).numel() for name in surgeon.prunable),
             "macs_dense": sum(self.macs.values()), "environment": environment(self.model),
         }  # fmt: skip
-        self._describe_layers()
-
-    def _describe_layers(self) -> None:
-        layers = []
-        for name, p in self.model.named_parameters():
-            if p.dim() < 2 and self.surgeon.reasons[name] is not None:
-                continue
-            layers.append(
-                {
-                    "name": name, "shape": list(p.shape), "size": p.numel(),
-                    "sparsity": float((p == 0).float().mean()), "reason": self.surgeon.reasons[name],
-                    "macs": self.macs.get(name), "saliency": self._saliency_quantiles(name),
-                }
-            )  # fmt: skip
-        self.record["layers"] = layers
-
-    @torch.no_grad()
-    def _saliency_quantiles(self, name: str) -> list[float] | None:
-        inverse = self.surgeon.inverse
-        if inverse is None or name not in self.surgeon.prunable:
-            return None
-        layer = self.surgeon.layers[name]
-        w = layer.pack({part: self.model.get_parameter(part).detach() for part in layer.names})
-        operator = inverse.unmasked(layer.name)
-        values = layer.unpack(saliency(w.to(inverse.reference(layer.name).dtype), operator))[name].flatten()
-        values = values[values > 0]
-        if not values.numel():
-            return None
-        places = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=values.dtype, device=values.device)
-        return [float(v) for v in torch.quantile(values[: 2**24 - 1], places)]
+        self.record["layers"] = describe_layers(self.surgeon, self.macs)
 
     def _summary(self, status: str, error: str | None = None) -> dict[str, Any]:
         timing = {name: round(value, 2) for name, value in self.timing.items()}
@@ -643,59 +578,6 @@ class _Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.tell(record.getMessage())
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Two processes must not work on one run; the lock goes with the process, however it ends."""
-    with open(path, "a") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ToolError(f"another process is working on {path.parent}") from None
-        yield
-
-
-@torch.no_grad()
-def compare_speed(
-    dense: nn.Module, sparse: nn.Module, batch: Any, forward: Forward, seconds: float = 1.0
-) -> dict[str, Any]:
-    """Milliseconds of a forward pass of both, in turns, as medians; the plain model runs dense kernels."""
-    batch = move_batch(batch, next(sparse.parameters()).device)
-    times: tuple[list[float], list[float]] = [], []
-    modes = {module: module.training for module in sparse.modules()}
-    sparse.eval()
-    try:
-        deadline = time.monotonic() + seconds
-        while len(times[0]) < 3 or (time.monotonic() < deadline and len(times[0]) < 50):
-            for model, found in zip((dense, sparse), times, strict=True):
-                before = time.perf_counter()
-                forward(model, batch)
-                if torch.cuda.is_available():
-                    torch.cuda.synchronize()
-                found.append(1000 * (time.perf_counter() - before))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    dense_ms, sparse_ms = (statistics.median(found[1:]) for found in times)
-    what = f"one batch of {batch_size(batch)}, dense kernels: zeros are multiplied like any other number"
-    return {"dense_ms": dense_ms, "sparse_ms": sparse_ms, "what": what}
-
-
-def environment(model: nn.Module | None = None) -> dict[str, str]:
-    """What a result may depend on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        own = version("fishleg")
-    except PackageNotFoundError:
-        own = "?"
-    device = "cpu" if model is None else str(next(model.parameters()).device)
-    return {
-        "fishleg": own, "torch": torch.__version__, "python": platform.python_version(),
-        "platform": platform.platform(), "device": device, "threads": str(torch.get_num_threads()),
-    }  # fmt: skip
 
 
 __all__ = ["Run", "environment", "read_record", "refuse_used", "resume", "start"]

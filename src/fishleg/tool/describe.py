@@ -1,0 +1,90 @@
+"""Facts about a model for the record of a run: its layers, its speed, what results may depend on."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fishleg.batches import Forward, batch_size, move_batch
+from fishleg.obs import saliency
+from fishleg.surgeon import Surgeon
+
+
+def describe_layers(surgeon: Surgeon, macs: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Every weight matrix and every pruned parameter: size, sparsity, why it is not pruned, saliency."""
+    found = []
+    for name, p in surgeon.model.named_parameters():
+        if p.dim() < 2 and surgeon.reasons[name] is not None:
+            continue
+        found.append(
+            {
+                "name": name, "shape": list(p.shape), "size": p.numel(),
+                "sparsity": float((p == 0).float().mean()), "reason": surgeon.reasons[name],
+                "macs": macs.get(name), "saliency": saliency_quantiles(surgeon, name),
+            }
+        )  # fmt: skip
+    return found
+
+
+@torch.no_grad()
+def saliency_quantiles(surgeon: Surgeon, name: str) -> list[float] | None:
+    """5, 25, 50, 75 and 95 % of the kept weights' saliency."""
+    inverse = surgeon.inverse
+    if inverse is None or name not in surgeon.prunable:
+        return None
+    layer = surgeon.layers[name]
+    w = layer.pack({part: surgeon.model.get_parameter(part).detach() for part in layer.names})
+    operator = inverse.unmasked(layer.name)
+    values = layer.unpack(saliency(w.to(inverse.reference(layer.name).dtype), operator))[name].flatten()
+    values = values[values > 0]
+    if not values.numel():
+        return None
+    places = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95], dtype=values.dtype, device=values.device)
+    return [float(v) for v in torch.quantile(values[: 2**24 - 1], places)]  # its limit on the size
+
+
+@torch.no_grad()
+def compare_speed(
+    dense: nn.Module, sparse: nn.Module, batch: Any, forward: Forward, seconds: float = 1.0
+) -> dict[str, Any]:
+    """Milliseconds of a forward pass of both, in turns, as medians; the plain model runs dense kernels."""
+    batch = move_batch(batch, next(sparse.parameters()).device)
+    times: tuple[list[float], list[float]] = [], []
+    modes = {module: module.training for module in sparse.modules()}
+    sparse.eval()
+    try:
+        deadline = time.monotonic() + seconds
+        while len(times[0]) < 3 or (time.monotonic() < deadline and len(times[0]) < 50):
+            for model, found in zip((dense, sparse), times, strict=True):
+                before = time.perf_counter()
+                forward(model, batch)
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                found.append(1000 * (time.perf_counter() - before))
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    dense_ms, sparse_ms = (statistics.median(found[1:]) for found in times)
+    what = f"one batch of {batch_size(batch)}, dense kernels: zeros are multiplied like any other number"
+    return {"dense_ms": dense_ms, "sparse_ms": sparse_ms, "what": what}
+
+
+def environment(model: nn.Module | None = None) -> dict[str, str]:
+    """What a result may depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("fishleg")
+    except PackageNotFoundError:
+        own = "?"
+    device = "cpu" if model is None else str(next(model.parameters()).device)
+    return {
+        "fishleg": own, "torch": torch.__version__, "python": platform.python_version(),
+        "platform": platform.platform(), "device": device, "threads": str(torch.get_num_threads()),
+    }  # fmt: skip
