@@ -10,10 +10,10 @@ PIP  := $(PY) -m pip --disable-pip-version-check install -q --progress-bar off -
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint format types wheel ci clean
+.PHONY: help demo paper test lint format types wheel ci clean
 
 help:
-	@echo "targets: demo test lint format types wheel ci clean"
+	@echo "targets: demo paper test lint format types wheel ci clean"
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,10 @@ $(VENV)/.stamp-dev: pyproject.toml constraints.txt $(VENV)/.stamp-torch
 
 demo: $(VENV)/.stamp-plot
 	$(PY) -m fishleg.demo --out demo-out
+
+# The paper's figures on toy problems, some minutes each; an interrupted run goes on where it was.
+paper: $(VENV)/.stamp-dev
+	for figure in init estimation ablation; do $(PY) -m fishleg reproduce $$figure --out paper-out || exit 1; done
 
 # One thread per worker: the workers already fill the cores.
 test: $(VENV)/.stamp-dev
@@ -58,4 +62,4 @@ wheel: $(VENV)/.stamp-dev
 ci: lint types test wheel
 
 clean:
-	rm -rf $(VENV) dist demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist demo-out paper-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -20,7 +20,7 @@ from fishleg import PruneStep, Surgeon
 from fishleg.workloads.data import Batches, cifar10
 
 SPARSITIES = (0.7, 0.8, 0.9, 0.95)
-# steps shrink as the quadratic model gets worse: five steps of 1 % at the end are worth 2 points less than ten
+# steps shrink as the quadratic model gets worse: with five steps from 90 to 95 % it ends 2 points lower
 STAGES = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.84, 0.87, 0.89, 0.9)
 STAGES += (0.905, 0.91, 0.915, 0.92, 0.925, 0.93, 0.935, 0.94, 0.945, 0.95)
 SEEDS = (0, 1)

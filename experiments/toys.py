@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fishleg import Auxiliary, AuxiliaryOptions, Categorical, Gaussian, InverseFisher, register_layer
+from fishleg import Auxiliary, AuxiliaryOptions, Categorical, Gaussian, InverseFisher
 from fishleg.fisher import sample_h
+from fishleg.paper.problems import Problem, Projection, approximate_then_invert, exponential
 from fishleg.workloads.data import split_digits
 
 RESULTS = Path(__file__).parent / "results"
@@ -28,47 +29,16 @@ N, GAMMA, BATCH = 100, 0.01, 100
 CHECKPOINTS = (100, 500, 2000)
 
 
-class Projection(nn.Module):
-    """f = x·vec(W) for W [rows, columns]: with x ~ N(0, F) and unit variance its Fisher matrix is F."""
-
-    def __init__(self, rows: int, columns: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(rows, columns, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x @ self.weight.flatten()).unsqueeze(-1)
-
-
-register_layer(Projection, [("weight", None)])
-
-
-class Toy:
+class Toy(Problem):
     """A random 100×100 Fisher matrix with eigenvalues e^{−i/30}, and minibatches of its samples."""
 
     def __init__(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        basis = torch.linalg.qr(torch.randn(N, N, generator=generator, dtype=torch.float64))[0]
-        values = torch.exp(-torch.arange(N, dtype=torch.float64) / 30)
-        self.root = basis * values.sqrt()
-        self.F = self.root @ self.root.mT
-        self.F_gamma = self.F + GAMMA * torch.eye(N, dtype=torch.float64)
-        self.inverse = torch.linalg.inv(self.F_gamma)
-        self.inverse_root = basis * values.rsqrt()  # u = root z ~ N(0, F⁻¹)
+        super().__init__(exponential(N, 30), GAMMA, seed)
         self.generator = torch.Generator().manual_seed(1000 + seed)
 
     def batch(self) -> Tensor:
         z = torch.randn(BATCH, N, generator=self.generator, dtype=torch.float64)
         return z @ self.root.mT
-
-    def distance(self, Q: Tensor) -> float:
-        """Affine-invariant Riemannian distance between Q and F_γ⁻¹."""
-        C = torch.linalg.cholesky(self.F_gamma)
-        return float(torch.linalg.eigvalsh(C.mT @ Q @ C).log().square().sum().sqrt())
-
-    def action_error(self, Q: Tensor) -> float:
-        """E‖(Q − F_γ⁻¹)u‖² / E‖F_γ⁻¹u‖² for u ~ N(0, F⁻¹)."""
-        error, scale = (Q - self.inverse) @ self.inverse_root, self.inverse @ self.inverse_root
-        return float(error.square().sum() / scale.square().sum())
 
 
 def learn(
@@ -216,18 +186,6 @@ def aimed_probe(toy: Toy, shape: tuple[int, int]) -> Callable[[torch.Generator],
         return {"weight": (toy.inverse_root @ z).view(shape)}
 
     return draw
-
-
-def approximate_then_invert(F: Tensor, structure: str) -> Tensor:
-    """F in the structure (nearest Kronecker product by permuted SVD), then inverted."""
-    if structure == "diagonal":
-        return torch.diag(1 / F.diagonal())
-    if structure == "block":
-        return torch.block_diag(*(torch.linalg.inv(F[i : i + 20, i : i + 20]) for i in range(0, N, 20)))
-    permuted = F.view(5, 20, 5, 20).permute(0, 2, 1, 3).reshape(25, 400)
-    U, S, V = torch.linalg.svd(permuted, full_matrices=False)
-    A, B = (S[0].sqrt() * U[:, 0]).view(5, 5), (S[0].sqrt() * V[0]).view(20, 20)
-    return torch.linalg.inv(torch.kron(A, B))
 
 
 def family(seeds: int) -> dict[str, object]:

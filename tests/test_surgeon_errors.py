@@ -8,6 +8,7 @@ import torch
 from oracles import identical
 from torch import Tensor, nn
 
+from fishleg.loop import Gradual
 from fishleg.surgeon import Surgeon, SurgeonOptions
 from fishleg.workloads.models import DigitsNet
 
@@ -71,7 +72,7 @@ def with_nan() -> nn.Sequential:
         (lambda: Surgeon(mlp(), [], options=SurgeonOptions(), floor=0.1), r"got both \(floor\)"),
         (lambda: Surgeon(mlp(), []).prune(0.5), "the loader is empty"),
         (
-            lambda: Surgeon(with_nan(), [], method="magnitude", measure_batches=0).prune(0.5),
+            lambda: Surgeon(with_nan(), [torch.rand(4, 6)], method="magnitude", measure_batches=0).prune(0.5),
             "saliency in '2.weight'",
         ),
         (lambda: SurgeonOptions(method="hessian"), "method must be one of .*, got 'hessian'"),
@@ -86,3 +87,18 @@ def with_nan() -> nn.Sequential:
 def test_errors(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_loaders_that_cannot_work_are_refused_before_anything_changes():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="loader is an iterator, which can be read once only"):
+        Surgeon(model, iter([torch.randn(4, 4)]))
+    with pytest.raises(ValueError, match="loader must yield batches, got int"):
+        Surgeon(model, 3)
+    with pytest.raises(ValueError, match="the training loader is an iterator"):
+        Gradual(Surgeon(model, [torch.randn(4, 4)]), iter([torch.randn(4, 4)]))
+    surgeon = Surgeon(model, [], method="magnitude", compensation="none", measure_batches=0)
+    with pytest.raises(ValueError, match="the loader is empty"):
+        surgeon.prune(0.5)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

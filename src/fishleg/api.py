@@ -15,6 +15,7 @@ from fishleg.batches import Forward, default_forward
 from fishleg.likelihoods import Likelihood
 from fishleg.loop import FineTuning, Progress, gradual
 from fishleg.patterns import as_pattern, check_sparsities, schedule
+from fishleg.streams import seeded
 from fishleg.surgeon import PruneStep, Surgeon
 
 MODES = ("staged", "one-shot", "gradual")
@@ -83,10 +84,11 @@ def prune(
         if p.step in (1, p.steps) or p.step % 100 == 0:
             report(f"[{p.stage + 1}/{p.stages}] step {p.step}/{p.steps}: training loss {p.loss:.4f}")
 
-    if mode == "gradual":
-        gradual(surgeon, targets, train_loader, tuning, on_step=step_done, on_stage=stage_done)
-    else:
-        surgeon.staged(targets, stage_done)
+    with seeded(seed):  # shuffling and dropout, too
+        if mode == "gradual":
+            gradual(surgeon, targets, train_loader, tuning, on_step=step_done, on_stage=stage_done)
+        else:
+            surgeon.staged(targets, stage_done)
     return model
 
 

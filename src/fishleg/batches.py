@@ -113,6 +113,14 @@ def _tensors(value: Any) -> list[Tensor]:
     return found
 
 
+def check_loader(loader: Any, name: str = "loader") -> None:
+    """An iterator can be read once only, which would show after hours; say so at once."""
+    if hasattr(loader, "__next__"):
+        raise ValueError(f"{name} is an iterator, which can be read once only: pass a DataLoader or a list")
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise ValueError(f"{name} must yield batches, got {type(loader).__name__}")
+
+
 def cycle(loader: Iterable[Any]) -> Iterator[Any]:
     """Batches for ever, one epoch after another; an empty loader is an error."""
     epoch = 0

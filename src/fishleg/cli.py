@@ -40,6 +40,8 @@ class _Sections(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
         rest: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
+            if not isinstance(parameter, click.Option):
+                continue
             record = parameter.get_help_record(ctx)
             if record is not None:
                 known = FIELDS.get(parameter.name or "")
@@ -354,6 +356,28 @@ def demo(ctx: click.Context, out: str) -> None:
     from fishleg.demo import main as run_demo
 
     ctx.exit(run_demo(["--out", out]))
+
+
+@main.command()
+@click.argument("figure", type=click.Choice(["init", "estimation", "ablation"]))
+@click.option("--out", "-o", default="paper-out", show_default=True, type=click.Path(path_type=Path))
+@click.option("--smoke", is_flag=True, help="A version of a few seconds, to see that it works.")
+def reproduce(figure: str, out: Path, smoke: bool) -> None:
+    """A figure of the paper: runs the experiment, writes its JSON and picture.
+
+    \b
+    init         the initialisation of Q: I against I/gamma
+    estimation   how well Q estimates the inverse Fisher, by structure
+    ablation     preconditioning, structures, one-shot pruning, blocks against oBERT
+
+    Some minutes each; an interrupted one goes on where it was. docs/reproduction.md says what came out.
+    """
+    from importlib import import_module
+
+    import_module(f"fishleg.paper.{figure}").run(
+        out, smoke=smoke, progress=lambda line: click.echo(line, err=True)
+    )
+    click.echo(out / f"{figure}.png")
 
 
 @main.command()

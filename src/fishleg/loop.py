@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fishleg.auxiliary import Auxiliary
-from fishleg.batches import cycle, move_batch, targets_of
+from fishleg.batches import check_loader, cycle, move_batch, targets_of
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
 from fishleg.masking import keep_zeros, zero_masked
@@ -172,6 +172,7 @@ class Gradual:
     ) -> None:
         self.surgeon, self.tuning = surgeon, tuning or FineTuning()
         self.loader = surgeon.loader if loader is None else loader
+        check_loader(self.loader, "the training loader")
         self.steps = self.tuning.steps_for(self.loader)
         self.step = self.steps  # training steps done in the present stage
         self.teacher = copy.deepcopy(surgeon.model).eval() if self.tuning.distill else None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.baselines import METHODS, estimate, learner, sub_batches
-from fishleg.batches import Forward, cycle, default_forward, move_batch, targets_of
+from fishleg.batches import Forward, check_loader, cycle, default_forward, move_batch, targets_of
 from fishleg.fisher import frozen_statistics
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.layers import Layer, find_layers
@@ -107,6 +107,7 @@ class Surgeon:
         """`overrides` are fields of SurgeonOptions, for short: Surgeon(model, loader, pattern="2:4")."""
         if options is not None and overrides:
             raise ValueError(f"pass either options or keywords, got both ({', '.join(overrides)})")
+        check_loader(loader)
         self.options = options or SurgeonOptions(**overrides)
         self.model, self.loader, self.forward = model, loader, forward
         self.likelihood = as_likelihood(likelihood)
@@ -226,6 +227,8 @@ class Surgeon:
             raise ValueError(f"sparsity {sparsity} is not above the present {self.sparsity:.4f}")
         if sparsity > self.pattern.limit:
             raise ValueError(f"the pattern allows a sparsity of {self.pattern.limit} at most, got {sparsity}")
+        if not self.history and not self.options.measure_batches:
+            next(cycle(self.loader))  # an empty loader is an error, before anything is changed
         before = self._outputs()
         q = inverse or self.estimate()
         new = self.select(q, sparsity)

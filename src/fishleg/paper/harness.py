@@ -1,0 +1,145 @@
+"""What the experiments share: units of work that are kept and resumed, statistics, pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fishleg.checkpoint import write_atomically, write_json
+
+Progress = Callable[[str], None]
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work: `compute` sees the results of the units before it; `cost` is relative."""
+
+    key: str
+    compute: Callable[[Results], Any]
+    cost: float = 1.0
+
+
+def run_units(path: Path, settings: Mapping[str, Any], units: Sequence[Unit], progress: Progress) -> Results:
+    """The result of every unit, each written to `path` as soon as it is there; those found there are kept.
+
+    Results of other settings are not: they are computed anew and replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    settings = json.loads(json.dumps(settings))
+    kept = _read(path, settings)
+    done: Results = {unit.key: kept[unit.key] for unit in units if unit.key in kept}
+    if done:
+        progress(f"{len(done)} of {len(units)} parts are there already")
+    spent = finished = 0.0
+    left = sum(unit.cost for unit in units if unit.key not in done)
+    for i, unit in enumerate(units, 1):
+        if unit.key in done:
+            continue
+        start = time.perf_counter()
+        done[unit.key] = plain(unit.compute(done))
+        seconds = time.perf_counter() - start
+        spent, finished, left = spent + seconds, finished + unit.cost, left - unit.cost
+        write_json(path, {"settings": settings, "units": done})
+        remaining = f", about {duration(spent / finished * left)} left" if left > 1e-9 else ""
+        progress(f"[{i}/{len(units)}] {unit.key}: {duration(seconds)}{remaining}")
+    return {unit.key: done[unit.key] for unit in units}
+
+
+def finish(path: Path, settings: Mapping[str, Any], units: Results, summary: Mapping[str, Any]) -> Results:
+    """Write and return the whole record: settings, the result of every unit, and the summary of them."""
+    record = {"settings": plain(settings), "summary": plain(summary), "units": units}
+    write_json(path, record)
+    return record
+
+
+def _read(path: Path, settings: Any) -> Results:
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        return dict(record["units"]) if record["settings"] == settings else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON: six significant digits, None for what is not finite, strings as keys."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 12 s, 3 min."""
+    return f"{seconds:.3g} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def mean(values: Iterable[float | None]) -> float:
+    """The mean; infinite as soon as one value is missing, as it is after a divergence."""
+    found = list(values)
+    return statistics.fmean(v for v in found if v is not None) if None not in found else math.inf
+
+
+def sem(values: Iterable[float | None]) -> float:
+    """The standard error of the mean; 0 for a single value."""
+    found = [v for v in values if v is not None]
+    return statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+
+
+def mean_sem(values: Iterable[float | None]) -> dict[str, float]:
+    """Both, for a summary."""
+    found = list(values)
+    return {"mean": mean(found), "sem": sem(found)}
+
+
+def columns(rows: Sequence[Sequence[float | None]]) -> list[list[float | None]]:
+    """Rows of seeds as columns of checkpoints."""
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def spaced(last: int, count: int) -> list[int]:
+    """About `count` whole numbers from 1 to `last`, evenly spaced on a logarithmic scale."""
+    return sorted({round(last ** (i / (count - 1))) for i in range(count)})
+
+
+def need_matplotlib() -> None:
+    """Complain before the work rather than after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ImportError("the paper's figures need matplotlib: pip install 'fishleg[plot]'") from None
+
+
+def save_picture(figure: Any, path: Path, *, smoke: bool) -> None:
+    """A PNG, whole or not at all; a coarse one for a smoke run."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=40 if smoke else 110)
+    write_atomically(path, buffer.getvalue())
+
+
+def band(
+    axis: Any, x: Sequence[float], rows: Sequence[Sequence[float | None]], label: str | None, **style: Any
+) -> None:
+    """The mean over seeds with a band of one standard error either way; stops where a seed diverged."""
+    points = [
+        (at, mean(column), sem(column))
+        for at, column in zip(x, columns(rows), strict=True)
+        if None not in column
+    ]
+    if not points:
+        return
+    at, middle, error = zip(*points, strict=True)
+    (line,) = axis.plot(at, middle, label=label, **style)
+    low = [m - e for m, e in zip(middle, error, strict=True)]
+    high = [m + e for m, e in zip(middle, error, strict=True)]
+    axis.fill_between(at, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

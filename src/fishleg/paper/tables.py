@@ -1,0 +1,194 @@
+"""Tables of docs/reproduction.md from the committed results, so that no number there is typed by hand.
+
+    python -m fishleg.paper.tables experiments/results/paper docs/reproduction.md
+
+fills what stands between `<!-- table: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fishleg.checkpoint import write_atomically
+from fishleg.paper import ablation, estimation, init
+
+Cell = str | float | None | dict[str, Any]
+
+
+def tables(results: Path) -> dict[str, str]:
+    """Every table by name, as Markdown."""
+    records = {
+        name: json.loads((results / f"{name}.json").read_text("utf-8"))
+        for name in (init.NAME, estimation.NAME, ablation.NAME)
+    }
+    found: dict[str, str] = {}
+    found.update(_init(records["init"]["summary"]))
+    found.update(_estimation(records["estimation"]["summary"]))
+    found.update(_ablation(records["ablation"]))
+    return found
+
+
+def fill(text: str, results: Path) -> str:
+    """The document with its tables renewed."""
+    made = tables(results)
+
+    def renew(match: re.Match[str]) -> str:
+        return f"<!-- table: {match[1]} -->\n{made[match[1]]}\n<!-- end -->"
+
+    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", renew, text, flags=re.DOTALL)
+
+
+def _init(summary: dict[str, Any]) -> dict[str, str]:
+    words = {
+        "Q itself": "Q itself",
+        "triangular": "triangular factor",
+        "square": "square factor",
+        "aligned": "factor, F diagonal",
+    }
+    descent = [
+        [
+            words[form],
+            *(
+                summary[f"{form} from {start}"][kind]
+                for start in init.STARTS
+                for kind in ("rate", "steps to 1 %")
+            ),
+        ]
+        for form in init.FORMS
+    ]
+    natural = [summary[f"natural steps from {start}"]["steps to 1 %"] for start in init.STARTS]
+    descent.append(["natural steps (ours)", "none", natural[0], "none", natural[1]])
+    starts = (*init.STARTS, init.MEAN)
+    noisy = [
+        [f"Adam, probes, {form}", *(summary[f"Adam, {form}, from {start}"]["final gap"] for start in starts)]
+        for form in ("triangular", "square")
+    ]
+    noisy.append(["ours", *[summary["ours, minibatches"]["final gap"]] * 3])
+    return {
+        "init-descent": _table(["", "I: rate", "I: steps to 1 %", "I/γ: rate", "I/γ: steps to 1 %"], descent),
+        "init-minibatches": _table(["", *(f"Q₀ = {start}" for start in starts)], noisy),
+    }
+
+
+def _estimation(summary: dict[str, Any]) -> dict[str, str]:
+    times = list(next(iter(summary["A"].values())))
+    full = [[arm, *(values[t] for t in times)] for arm, values in summary["A"].items()]
+    arms = (
+        estimation.BASELINE,
+        estimation.ISOTROPIC,
+        estimation.OURS,
+        estimation.AIMED,
+        estimation.OURS_AIMED,
+        "limit: isotropic optimum",
+        "limit: aimed optimum",
+        "limit: least aimed error",
+    )
+    found = {"estimation-a": _table(["full Q", *times], full)}
+    for kind in ("aimed", "isotropic"):
+        rows = [[arm, *(summary[s][arm][f"{kind} error"] for s in estimation.PANELS)] for arm in arms]
+        found[f"estimation-{kind}"] = _table([f"{kind} error", *estimation.PANELS], rows)
+    same = [
+        [arm, *(summary[s][arm]["from approximate-then-invert"] for s in estimation.PANELS)]
+        for arm in (estimation.ISOTROPIC, estimation.OURS, estimation.AIMED, estimation.OURS_AIMED)
+    ]
+    found["estimation-same"] = _table(["relative Frobenius distance", *estimation.PANELS], same)
+    return found
+
+
+def _ablation(record: dict[str, Any]) -> dict[str, str]:
+    summary, sizes = record["summary"], record["settings"]["blocks"]
+    A = []
+    for key in [f"{f}, {s}" for f in ablation.FACTORS for s in (*ablation.SCHEDULES, "noise-free")]:
+        # a record that is not complete shows dashes
+        units = [summary["A"].get(f"{key}, P={P}", {}) for P in "IQ"]
+        A.append([key, *(unit.get(kind) for unit in units for kind in ("rate", "final gap"))])
+    flow = [
+        [start, *(
+            summary["A: flow"][f"{start}, P={P}"][kind] for P in "IQ" for kind in ("rate", "steps to 1e-6")
+        )]
+        for start in ("I", "I/γ")
+    ]  # fmt: skip
+    structures = ["full", "diagonal", *(f"block {size}" for size in sizes)]
+    B = [
+        [
+            s,
+            *(summary["B"][f"{s}, {who}"]["gap"] for who in ("paper", "ours")),
+            summary["B"][f"{s}, ours"]["limit"],
+        ]
+        for s in structures
+    ]
+    levels = list(next(value for value in summary["C"].values() if isinstance(value, dict)))
+    C = [
+        [name, *(values[level] for level in levels)]
+        for name, values in summary["C"].items()
+        if isinstance(values, dict)
+    ]
+    C.append(["all weights removed", *[summary["C"]["all weights removed"]] * len(levels)])
+    ranks = [[who, *values.values()] for who, values in summary["B against C, rank correlation"].items()]
+    kinds = {
+        "mse": "mse, mean over stages",
+        "full": "distance to full, mean over stages",
+        "blocks": "distance to blocks, mean over stages",
+    }
+    arms = (ablation.OBERT, ablation.OBERT_MORE, ablation.FLS, ablation.OURS, ablation.UNTRAINED)
+    head = [f"blocks of {size}" for size in sizes]
+    found = {
+        "ablation-a": _table(["", "P = I: rate", "P = I: gap", "P = Q: rate", "P = Q: gap"], A),
+        "ablation-flow": _table(
+            ["Q₀", "P = I: rate", "P = I: steps to 1e-6", "P = Q: rate", "P = Q: steps to 1e-6"], flow
+        ),
+        "ablation-b": _table(["Q", "paper's estimator", "ours", "the structure's optimum"], B),
+        "ablation-c": _table(["test MSE at", *levels], C),
+        "ablation-ranks": _table(["rank correlation of B with C at", *levels], ranks),
+    }
+    for name, kind in kinds.items():
+        rows = [[arm, *(summary["D"][f"block {size}, {arm}"][kind] for size in sizes)] for arm in arms]
+        found[f"ablation-d-{name}"] = _table([kind, *head], rows)
+    times = [summary["D"][f"block {size}, time relative to oBERT's recursion"] for size in sizes]
+    rows = [[name, *(time[name] for time in times)] for name in times[0]]
+    found["ablation-d-time"] = _table(["time / oBERT's recursion", *head], rows)
+    return found
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    lines = [_line(head), _line(["---"] * len(head))]
+    return "\n".join([*lines, *(_line([_cell(value) for value in row]) for row in rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: Cell) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "–"
+    if isinstance(value, dict):
+        if value["mean"] is None:
+            return "–"
+        return f"{_number(value['mean'])} ± {_number(value['sem'], 1 if value['sem'] < 1 else 2)}"
+    return _number(value)
+
+
+def _number(value: float, digits: int = 3) -> str:
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.{digits - 1}e}"
+    return f"{round(value):d}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fill the tables of a document in place."""
+    results, document = map(Path, arguments)
+    filled = fill(document.read_text("utf-8"), results)
+    write_atomically(document, filled.encode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

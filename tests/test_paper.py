@@ -1,0 +1,218 @@
+"""The paper's figures: their parts against slow, obvious versions, and each run from beginning to end."""
+
+import builtins
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from fishleg.baselines import estimate
+from fishleg.paper import ablation, estimation, init, tables
+from fishleg.paper.harness import Unit, duration, mean, mean_sem, plain, run_units, spaced
+from fishleg.paper.problems import (
+    Ensemble,
+    Problem,
+    Projection,
+    approximate_then_invert,
+    exponential,
+    nearest_kronecker,
+    our_options,
+    paper_options,
+    riemannian,
+)
+
+MODULES = {"init": init, "estimation": estimation, "ablation": ablation}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", MODULES)
+def test_smoke_runs_and_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    record = MODULES[name].run(tmp_path / "new", smoke=True, progress=said.append)
+    path, picture = (tmp_path / "new" / f"{name}.{end}" for end in ("json", "png"))
+    assert json.loads(path.read_text()) == record
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in path.parent.iterdir()) == sorted([path.name, picture.name])
+    assert len(said) == len(record["units"])
+    assert "left" in said[0]
+
+    # a run that was killed has no summary yet, and lacks some of its units
+    lost = [key for key in record["units"] if "time" not in key][-2:]
+    kept = {key: unit for key, unit in record["units"].items() if key not in lost}
+    path.write_text(json.dumps({"settings": record["settings"], "units": kept}))
+    said.clear()
+    drawn: list[Path] = []
+    monkeypatch.setattr(MODULES[name], "_draw", lambda *_: None)
+    monkeypatch.setattr(MODULES[name], "save_picture", lambda _, path, smoke: drawn.append(path))
+    assert MODULES[name].run(tmp_path / "new", smoke=True, progress=said.append) == record
+    assert len(said) == 1 + len(lost)
+    assert drawn == [picture]
+
+
+def test_units_are_kept_and_those_of_other_settings_are_not(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def fail(_: dict) -> float:
+        raise RuntimeError("the plug was pulled")
+
+    def unit(key: str) -> Unit:
+        return Unit(key, lambda done: calls.append(key) or len(done))
+
+    path = tmp_path / "deep" / "x.json"
+    with pytest.raises(RuntimeError):
+        run_units(path, {"a": (1, 2)}, [unit("first"), Unit("second", fail)], calls.append)
+    calls.clear()
+    assert run_units(path, {"a": (1, 2)}, [unit("first"), unit("second")], lambda _: None) == {
+        "first": 0,
+        "second": 1,
+    }
+    assert calls == ["second"]
+    run_units(path, {"a": (1, 3)}, [unit("first")], lambda _: None)
+    assert calls == ["second", "first"]
+    path.write_text("{ half a fi")
+    run_units(path, {"a": (1, 3)}, [unit("first")], lambda _: None)
+    assert calls == ["second", "first", "first"]
+
+
+def test_numbers_for_json_and_people() -> None:
+    assert plain({1: (1 / 3, float("nan"), [float("inf"), True])}) == {"1": [0.333333, None, [None, True]]}
+    assert mean([1.0, None]) == float("inf")
+    assert mean_sem([1.0, 3.0]) == {"mean": 2.0, "sem": 1.0}
+    assert duration(3.14159) == "3.14 s"
+    assert duration(600) == "10 min"
+    assert spaced(1000, 4) == [1, 10, 100, 1000]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_without_matplotlib_nothing_is_started(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(module: str, *args: object, **kwargs: object) -> object:
+        if module.partition(".")[0] == "matplotlib":
+            raise ImportError(module)
+        return real(module, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"fishleg\[plot\]"):
+        MODULES[name].run(tmp_path, smoke=True, progress=print)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_ensemble_learns_each_problem_as_if_alone() -> None:
+    problems = [Problem(exponential(12, 4), 0.05, seed) for seed in range(3)]
+    ensemble = Ensemble(problems, 0, batch=50)
+    inverse = ensemble.inverse("full", 1.0)
+    ensemble.learn(inverse, our_options(50), 400)
+    for problem, Q in zip(problems, ensemble.dense(inverse), strict=True):
+        assert problem.distance(Q) < 0.15
+        assert 0 <= problem.gap(Q) < 1e-2
+    h = ensemble.gradients(ensemble.batch(20_000))
+    for problem, samples in zip(problems, h, strict=True):
+        torch.testing.assert_close(samples.mT @ samples / len(samples), problem.F, atol=0.05, rtol=0)
+
+
+def test_aimed_probes_serve_their_aim() -> None:
+    problem = Problem(exponential(20, 6), 0.01, 0)
+    ensemble = Ensemble([problem], 0, batch=50)
+    start = 1 / float(problem.F_gamma.diagonal().mean())
+    inverse = ensemble.inverse("diagonal", start)
+    ensemble.learn(inverse, paper_options(0.05, probe=ensemble.aimed), 600)
+    (aimed,) = ensemble.dense(inverse)
+    inverted = approximate_then_invert(problem.F_gamma, "diagonal")
+    assert problem.action_error(aimed) < 0.8 * problem.action_error(inverted)
+
+
+def test_problem_and_its_scores() -> None:
+    problem = Problem(exponential(6, 2), 0.1, 3)
+    torch.testing.assert_close(problem.inverse @ problem.F_gamma, torch.eye(6, dtype=torch.float64))
+    assert problem.distance(problem.inverse) < 1e-6
+    assert riemannian(problem.inverse * torch.e, problem.F_gamma) == pytest.approx(6**0.5)
+    assert problem.gap(problem.inverse) == pytest.approx(0, abs=1e-12)
+    assert problem.action_error(2 * problem.inverse) == pytest.approx(1)
+    assert problem.mse(problem.w) == 0
+
+
+def test_nearest_kronecker_is_the_permuted_svd() -> None:
+    F = torch.stack([Problem(exponential(12, 5), 0.1, seed).F_gamma for seed in range(2)])
+    A, B = nearest_kronecker(F, 3, 4)
+    for f, a, b in zip(F, A, B, strict=True):
+        permuted = torch.stack([f[4 * i : 4 * i + 4, 4 * j : 4 * j + 4].flatten()
+                                for i, j in product(range(3), repeat=2)])  # fmt: skip
+        best = torch.linalg.svdvals(permuted)[1:].square().sum()
+        torch.testing.assert_close((f - torch.kron(a, b)).square().sum(), best)
+        assert torch.linalg.eigvalsh(a).min() > 0
+        assert torch.linalg.eigvalsh(b).min() > 0
+
+
+def test_obert_in_one_go_is_its_recursion_and_the_baseline() -> None:
+    problem = Problem(exponential(12, 5), 0.1, 0)
+    x = Ensemble([problem], 0).batch(40)[:, 0]
+    # h = ±x, and the sign does not matter
+    at_once = ablation.obert(x, 4, 0.1).dense().detach()
+    blocks = ablation.obert_recursion(iter(x), 40, 12, 4, 0.1)
+    torch.testing.assert_close(at_once, torch.block_diag(*blocks))
+    q, _ = estimate(
+        "obert", Projection(1, 12), [x], "gaussian", gamma=0.1, samples=40, sub_batch=1, block_size=4
+    )
+    torch.testing.assert_close(at_once, q.operator("weight").dense().detach())
+
+
+def test_conditioned_is_the_inverse_without_the_removed() -> None:
+    problem = Problem(exponential(10, 5), 0.1, 0)
+    keep = torch.arange(10) % 3 != 0
+    Q = ablation.conditioned(problem.inverse, keep).dense()[keep][:, keep]
+    torch.testing.assert_close(Q, torch.linalg.inv(problem.F_gamma[keep][:, keep]))
+
+
+def test_pruning_with_the_exact_inverse_finds_the_best_single_weight() -> None:
+    problem = Problem(exponential(8, 3), 1e-9, 1)
+    errors = ablation._prune(
+        [problem], 1, lambda kept: [ablation.conditioned(problem.inverse, kept[0])], "joint"
+    )[0]
+
+    def least_squares(without: int) -> float:
+        keep = torch.arange(8) != without
+        w = torch.zeros(8, dtype=torch.float64)
+        w[keep] = torch.linalg.solve(problem.F[keep][:, keep], problem.F[keep] @ problem.w)
+        return problem.mse(w)
+
+    assert errors[0] == pytest.approx(min(map(least_squares, range(8))), rel=1e-4)
+    assert errors == sorted(errors)
+    assert len(errors) == 7
+
+
+def test_rank_correlation() -> None:
+    assert ablation._rank_correlation([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
+    assert ablation._rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert ablation._rank_correlation([1, 1, 1], [3, 2, 1]) == 0
+
+
+def test_the_document_shows_the_committed_results() -> None:
+    root = Path(__file__).parent.parent
+    document, results = root / "docs" / "reproduction.md", root / "experiments" / "results" / "paper"
+    if not results.is_dir():
+        pytest.skip("the results are not part of the source distribution")
+    text = document.read_text("utf-8")
+    assert tables.fill(text, results) == text
+    for name in tables.tables(results):
+        assert f"<!-- table: {name} -->\n|" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "–"),
+        ("none", "none"),
+        (0.0123456, "0.0123"),
+        (1305.0, "1305"),
+        (0.00003, "3.00e-05"),
+        ({"mean": 0.5, "sem": 0.0123}, "0.5 ± 0.01"),
+        ({"mean": None, "sem": 0.0}, "–"),
+    ],
+)
+def test_cells(value: object, shown: str) -> None:
+    assert tables._cell(value) == shown
