@@ -330,8 +330,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "the command line": [
         ("prun net.py:make", "there is no command 'prun'; did you mean 'prune'?"),
         (f"{PRUNE} --sparsty 0.9", "--sparsty"),
-        (f"{PRUNE} --stages two", "--stages must be a whole number, got 'two'"),
-        (f"{PRUNE} --stages 2.5", "--stages must be a whole number, got '2.5'"),
+        (f"{PRUNE} --stages two", "--stages must be a whole number >= 1, got 'two'"),
+        (f"{PRUNE} --stages 2.5", "--stages must be a whole number >= 1, got '2.5'"),
         (f"{RUN} --sparsities 0.5,,0.9", "--sparsities must be a number, got ''"),
         (f"{PRUNE} --seed", "--seed"),
         (f"{PRUNE} another", "another"),
@@ -347,7 +347,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"{RUN} -s 90", "got 90.0; for 90 % write 0.9"),
         (f"{RUN} -s -0.5", "sparsity must be in (0, 1), got -0.5"),
         (f"{RUN} -s nan", "sparsity must be in (0, 1), got nan"),
-        (f"{RUN} -s 90%", "--sparsity must be a number, got '90%'"),
+        (f"{RUN} -s 90%", "--sparsity must be a number in (0, 1), got '90%'; for 90 % write 0.9"),
         (f"{RUN} -s 0.9999", "at most 0.99"),
         (f"{RUN} -s 0.9 --floor 1", "floor must be in [0, 1), got 1"),
         (f"{RUN} --sparsities 0.9,0.5", "sparsities must rise, got 0.9 before 0.5"),
@@ -605,7 +605,7 @@ def test_wrong_input(work: Path, line: str, fragment: str) -> None:
         ),  # there is nothing to prune, and no need
         ("eval --run done", "accuracy"),
         ("eval --run unlabelled", "agreement"),  # with the dense model, not with itself
-        ("inspect done", "sparsity of the pruned matrices: 50.00%"),
+        ("inspect done", "sparsity of the matrices that have zeros: 50.00%"),
     ],
 )
 def test_what_is_right_is_not_refused(work: Path, line: str, fragment: str) -> None:
@@ -629,14 +629,23 @@ def test_empty_texts(work: Path) -> None:
 
 
 def test_a_run_that_another_process_works_on_is_left_alone(work: Path, tmp_path: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
+    pytest.importorskip("fcntl")
     run = tmp_path / "run"
     shutil.copytree(work / "done", run)
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "status": "running"}))
-    with open(run / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # a process of its own: one and the same may take the lock as often as it likes
+    code = f"import fcntl, time; f = open({str(run / 'lock')!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); "
+    other = subprocess.Popen(
+        [sys.executable, "-c", code + "print('locked', flush=True); time.sleep(60)"], stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
         refused(tmp_path, ["resume", str(run)], "another process is working on")
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def test_debug_shows_where(work: Path) -> None:

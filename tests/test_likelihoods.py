@@ -318,3 +318,11 @@ def test_check_names_the_value_and_the_rule(
 def test_gaussian_nll_does_not_broadcast() -> None:
     with pytest.raises(ValueError, match=r"targets of shape \(5, 1\), got float.* tensor of shape \(5,\)"):
         Gaussian().nll(torch.zeros(5, 1), torch.zeros(5))
+
+
+def test_no_loss_is_below_the_floor():
+    f = torch.randn(6, 3)
+    assert Categorical().nll_floor(f) == Bernoulli().nll_floor(f) == 0.0
+    gaussian = Gaussian(torch.tensor([0.5, 1.0, 2.0]))
+    assert gaussian.nll_floor(f) == pytest.approx(float(gaussian.nll(f, f)))
+    assert Gaussian(learned_sigma=True).nll_floor(torch.randn(6, 4)) is None

@@ -60,6 +60,10 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return NUMBERS[rule]
 
 
+# what --mode gradual alone knows
+GRADUAL = ["train_data", *(n for n, f in FIELDS.items() if f.metadata["section"] == "tuning")]
+
+
 @st.composite
 def any_recipe(draw: st.DrawFn) -> Recipe:
     """A recipe with any of its options set; what excludes one another is left out."""
@@ -71,7 +75,7 @@ def any_recipe(draw: st.DrawFn) -> Recipe:
     if options.get("sparsities") and options.get("mode") == "one-shot":
         del options["mode"]
     if options.get("mode") != "gradual":
-        options.pop("train_data", None)
+        options = {n: v for n, v in options.items() if n not in GRADUAL}
     if options.get("method") not in recipes.EMPIRICAL:
         options.pop("empirical", None)
     return Recipe(**options)
@@ -108,7 +112,7 @@ def test_every_option_is_read_back(tmp_path: Path, name: str):
         value = [0.2, 0.4] if "float" in kind else ["a|b", r"\d"]
     else:
         value = {"str": "some:text é\n\\", "int": 7, "float": 2.5, "bool": True}[kind.split(" ")[0]]
-    recipe = make_recipe({name: value, **({"mode": "gradual"} if name == "train_data" else {})})
+    recipe = make_recipe({name: value, **({"mode": "gradual"} if name in GRADUAL else {})})
     assert getattr(recipe, name) == value != FIELDS[name].default
     (tmp_path / "a.toml").write_text(recipe.to_toml(), encoding="utf-8")
     assert make_recipe(load_recipe(tmp_path / "a.toml")) == recipe
@@ -158,8 +162,9 @@ def test_an_option_by_keyword_is_checked_by_name():
 
 @pytest.mark.parametrize(("name", "choices"), [(n, f.metadata["choices"]) for n, f in FIELDS.items()])
 def test_choices_and_kinds(name: str, choices: tuple[str, ...]):
+    mode = {"mode": "gradual"} if name in GRADUAL else {}
     for value in choices:
-        make_recipe({name: value})
+        make_recipe({**mode, name: value})
     if choices:
         wrong = choices[0][:-1] + "q"
         with pytest.raises(RecipeError, match=f"{name} must be one of .*got '{wrong}'; did you mean"):
@@ -339,3 +344,11 @@ def test_the_command_answers_help_at_once():
         used = after.children_user + after.children_system - before.children_user - before.children_system
         times.append(used)
     assert min(times) < 0.3
+
+
+@pytest.mark.parametrize("name", GRADUAL)
+def test_options_of_the_training_need_training(name: str):
+    value = {"train_data": "a:b", "optimizer": "sgd", "distill": True, "momentum": 0.5}.get(name, 7)
+    with pytest.raises(RecipeError, match=f"{name} needs mode = 'gradual', got mode = 'staged'"):
+        make_recipe({name: value})
+    make_recipe({name: value, "mode": "gradual"})

@@ -108,7 +108,12 @@ def _number(name: str, text: str, kind: str) -> int | float:
         return int(text) if "int" in kind and "float" not in kind else float(text)
     except ValueError:
         what = "a whole number" if "int" in kind and "float" not in kind else "a number"
-        raise ToolError(f"--{name.replace('_', '-')} must be {what}, got {text!r}") from None
+        rule = FIELDS[name].metadata["rule"]
+        told = f" {'in ' if rule[0] in '([' else ''}{rule}" if rule else ""
+        hint = ""
+        if name == "sparsity" and text.endswith("%") and text[:-1].replace(".", "", 1).isdigit():
+            hint = f"; for {text[:-1]} % write {float(text[:-1]) / 100:g}"
+        raise ToolError(f"--{name.replace('_', '-')} must be {what}{told}, got {text!r}{hint}") from None
 
 
 class _Group(click.Group):
@@ -120,8 +125,8 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
-        except Interrupted as error:
-            click.echo(str(error), err=True)
+        except (Interrupted, KeyboardInterrupt) as error:
+            click.echo(str(error) or "interrupted before anything was written", err=True)
             ctx.exit(INTERRUPTED)
         except Exception as error:
             if ctx.params.get("debug"):
@@ -138,9 +143,12 @@ class _Group(click.Group):
 
 
 def _message(error: Exception) -> str:
+    text = str(error).strip()
+    if "Traceback" in text:  # what a worker of a DataLoader sends home
+        text = text.splitlines()[-1]
     if isinstance(error, (ToolError, ValueError)):
-        return str(error)
-    return f"{type(error).__name__}: {error} (fishleg --debug ... shows where)"
+        return text
+    return f"{type(error).__name__}: {text} (fishleg --debug ... shows where)"
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

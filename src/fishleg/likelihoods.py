@@ -7,6 +7,7 @@ and `sample`; add `cotangent` and `output_fisher` where a closed form exists (le
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -17,8 +18,6 @@ from torch.nn import functional
 class Likelihood(ABC):
     """A conditional distribution p(y|f) of targets y given model outputs f [..., outputs]."""
 
-    nll_floor: float | None = None  # the least value that the nll can take, where there is one
-
     @abstractmethod
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         """−log p(y|f), mean over units; what the model is trained on."""
@@ -26,6 +25,10 @@ class Likelihood(ABC):
     @abstractmethod
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """y ~ p(y|f): labels from the model, never from the data."""
+
+    def nll_floor(self, f: Tensor) -> float | None:
+        """The least value that the nll can take for outputs like f, where there is one."""
+        return None
 
     def cotangent(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """A random c, independent over units, with E[c cᵀ] = the Fisher matrix of p(y|f) w.r.t. f.
@@ -81,11 +84,12 @@ class Categorical(Likelihood):
     `class_dim` says where the classes are (1 for segmentation outputs [batch, classes, ...]).
     """
 
-    nll_floor = 0.0
-
     def __init__(self, *, class_dim: int = -1, ignore_index: int = -100) -> None:
         self.class_dim = class_dim
         self.ignore_index = ignore_index
+
+    def nll_floor(self, f: Tensor) -> float | None:
+        return 0.0
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         logits = f.movedim(self.class_dim, -1).flatten(0, -2)
@@ -162,6 +166,13 @@ class Gaussian(Likelihood):
             return mean, log_sigma
         return f, torch.as_tensor(self.sigma, dtype=f.dtype, device=f.device).log().expand_as(f)
 
+    def nll_floor(self, f: Tensor) -> float | None:
+        """½ log 2π + log σ for every output, where σ is not the model's to choose."""
+        if self.learned_sigma:
+            return None
+        log_sigma = self._mean_and_log_sigma(f.detach())[1]
+        return float((log_sigma + 0.5 * math.log(2 * math.pi)).sum(-1).mean())
+
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         mean, log_sigma = self._mean_and_log_sigma(f)
         if y.shape != mean.shape:  # broadcasting would compare every output with every target
@@ -207,7 +218,8 @@ class Gaussian(Likelihood):
 class Bernoulli(Likelihood):
     """Independent binary outputs with logits f [..., outputs]; the nll sums over outputs."""
 
-    nll_floor = 0.0
+    def nll_floor(self, f: Tensor) -> float | None:
+        return 0.0
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         loss = functional.binary_cross_entropy_with_logits(f, y.to(f.dtype), reduction="none")

@@ -179,11 +179,14 @@ class Gradual:
         self.learning: Auxiliary | None = None
         self.optimizer: Optimizer | None = None
         self.recent: list[float] = []
+        self._floor: float | None = None  # the least value that the last loss could have had
         self.batches = cycle(self.loader)
         self.first = next(self.batches)
         self._modes = {module: module.training for module in surgeon.model.modules()}
         if targets_of(self.first) is None and self.teacher is None:
-            raise ValueError("fine-tuning needs (inputs, targets) from the loader, or distill=True")
+            raise ValueError(
+                "fine-tuning needs (inputs, targets) from the loader, or distillation (distill, --distill)"
+            )
         if self.tuning.distill and type(surgeon.likelihood).divergence is Likelihood.divergence:
             raise ValueError(f"distill=True needs a divergence, {type(surgeon.likelihood).__name__} has none")
 
@@ -265,7 +268,9 @@ class Gradual:
                 loss = self.loss(batch)
                 loss.backward()
                 if isinstance(optimizer, FishLeg):
-                    optimizer.max_kl = self._trust_region(float(loss.detach()))
+                    floor = self._floor
+                    excess = None if floor is None else float(loss.detach()) - floor
+                    optimizer.max_kl = self._trust_region(excess)
                     optimizer.step(batch=batch)
                 else:
                     optimizer.step()
@@ -306,18 +311,17 @@ class Gradual:
     def _shares_q(self) -> bool:
         return isinstance(self.optimizer, FishLeg) and self.optimizer.auxiliary is self.surgeon.learning
 
-    def _trust_region(self, loss: float) -> float:
+    def _trust_region(self, excess: float | None) -> float:
         """The KL that a step may cost: max_kl · (1+ν) L²/(L+ν), for the loss L there is to lose (1 at most).
 
         A step −ηQg has the signal gᵀQg ≈ 2L, and noise 2ν that is the same whatever the loss is. Its expected
         gain 2ηL − η²(L+ν) is largest at η = L/(L+ν), where the step's KL is L²/(L+ν): a bound that did not
         fall like that would wreck a model that is nearly perfect.
         """
-        floor = 0.0 if self.teacher is not None else self.surgeon.likelihood.nll_floor
-        if floor is None:
+        if excess is None:  # nobody knows how low the loss can get
             return self.tuning.max_kl
-        self.recent = [*self.recent[-9:], loss - floor]
-        L = min(1.0, max(sum(self.recent) / len(self.recent), 1e-2))
+        self.recent = [*self.recent[-9:], excess]
+        L = min(1.0, max(sum(self.recent) / len(self.recent), 1e-3))
         return self.tuning.max_kl * (1 + _NOISE) * L**2 / (L + _NOISE)
 
     def loss(self, batch: Any) -> Tensor:
@@ -326,7 +330,9 @@ class Gradual:
         targets = targets_of(batch)
         if self.teacher is None:
             assert targets is not None
+            self._floor = likelihood.nll_floor(f)
             return likelihood.nll(f, targets)
+        self._floor = 0.0
         with torch.no_grad():
             reference = forward(self.teacher, batch)
         return likelihood.divergence(f, reference, likelihood.valid(f, targets))

@@ -21,6 +21,10 @@ from fishleg.batches import map_tensors
 logger = logging.getLogger(__name__)
 
 
+class LoaderError(ValueError):
+    """The user's loader raised something."""
+
+
 class Replayable:
     """A loader of any kind, made repeatable; iterate over it as usual.
 
@@ -54,6 +58,12 @@ class Replayable:
                     batch = next(iterator)
                 except StopIteration:
                     break
+                except Exception as error:
+                    told = (str(error).strip().splitlines() or [""])[-1]
+                    raise LoaderError(
+                        f"the loader failed at batch {self.place + 1} of pass {self.passes}: "
+                        f"{type(error).__name__}: {told}"
+                    ) from error
             self.place, self._last = self.place + 1, batch
             if self.place < skip:
                 continue
@@ -174,4 +184,12 @@ def digest(batch: Any) -> str:
     return found.hexdigest()[:16]
 
 
-__all__ = ["Replayable", "digest", "random_state", "seeded", "set_random_state", "tensor_bytes"]
+__all__ = [
+    "LoaderError",
+    "Replayable",
+    "digest",
+    "random_state",
+    "seeded",
+    "set_random_state",
+    "tensor_bytes",
+]

@@ -17,6 +17,7 @@ from fishleg.surgeon import Surgeon
 from fishleg.tool.errors import ToolError
 from fishleg.tool.recipe import Recipe, amount
 
+_MOST_TRIALS = 12  # rejected ones, in a search
 _MOST = 0.995  # where a search for the largest sparsity ends
 
 
@@ -68,7 +69,8 @@ class Plan:
 
     Search: stages go up the usual schedule until one drops too much. Between the last good sparsity and that
     one, Q's predicted losses say where the limit should be; that sparsity is tried and the interval shrinks
-    until it is narrower than `precision`.
+    until it is narrower than `precision`. What a long step could not reach, a short one may: the rejected
+    sparsity is then tried once more from there, and if it is good now, stages go up again.
     """
 
     targets: list[float]
@@ -78,23 +80,29 @@ class Plan:
     good: float = 0.0  # the last accepted sparsity
     bad: float | None = None  # the least one that was rejected
     trials: int = 0
+    finished: bool = False
     drops: list[tuple[float, float]] = field(default_factory=list)  # (sparsity, drop) of every result
 
     @property
-    def stages(self) -> int:
-        """How many there will be, as far as is known."""
-        return len(self.targets) if self.bad is None else self.done + 1
+    def stages(self) -> int | None:
+        """How many there will be; nobody knows in a search."""
+        return len(self.targets) if self.max_drop is None else None
+
+    @property
+    def fraction(self) -> float:
+        """How much is done, roughly."""
+        return self.done / max(len(self.targets), self.done + 1)
 
     def next(self, predict: Callable[[float], float]) -> float | None:
         """The sparsity to go to from the last accepted one; None when all is done.
 
         `predict(sparsity)` is Q's loss increase from the model as it is now, at the last accepted sparsity.
         """
-        if self.bad is None:
-            return self.targets[self.done] if self.done < len(self.targets) else None
-        if self.bad - self.good <= self.precision or self.trials >= 8:
+        if self.finished:
             return None
-        return self._guess(predict)
+        if self.bad is None:
+            return next((target for target in self.targets if target > self.good), None)
+        return self.bad if self.bad - self.good <= self.precision else self._guess(predict)
 
     def _guess(self, predict: Callable[[float], float]) -> float:
         """Where the drop should reach the limit if it grows in step with Q's predicted loss."""
@@ -115,11 +123,13 @@ class Plan:
     def result(self, sparsity: float, drop: float) -> bool:
         """Take note of what a stage cost; whether it is accepted."""
         self.drops.append((sparsity, drop))
-        if self.max_drop is not None and not drop <= self.max_drop:  # NaN is no success
+        if self.max_drop is not None and not drop <= self.max_drop + 1e-9:  # NaN is no success
+            last_chance = self.bad is not None and sparsity >= self.bad
             self.bad, self.trials = sparsity, self.trials + 1
+            self.finished = last_chance or self.trials >= _MOST_TRIALS
             return False
-        if self.bad is not None:
-            self.trials += 1
+        if self.bad is not None and sparsity >= self.bad:
+            self.bad = None
         self.good, self.done = sparsity, self.done + 1
         return True
 
@@ -133,12 +143,17 @@ class Plan:
             setattr(self, name, copy.deepcopy(value))
 
 
-def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int]) -> Plan:
+def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int], measured: str = "accuracy") -> Plan:
     """The plan for a recipe; budgets that cannot be met are errors."""
     limit = surgeon.pattern.limit
     if recipe.sparsities:
         return Plan(list(recipe.sparsities))
     if recipe.max_drop is not None:
+        if measured == "divergence":
+            raise ToolError(
+                "max_drop needs labels, or a metric of your own: without them the divergence from the dense "
+                "model is measured, which is 0 to begin with, and no drop is relative to that"
+            )
         if recipe.mode == "one-shot":
             raise ToolError("max_drop is a search in stages: use mode = 'staged' or 'gradual'")
         targets = schedule_to(largest_sparsity(surgeon), limit, recipe.mode, recipe.stages, recipe.schedule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,6 +131,6 @@ def _run(recipe: Recipe, directory: Path, base: Path) -> dict[str, Any]:
         run = runs.resume(directory)
     else:
         run = runs.start(recipe, base=base)
-    display = make_display(run.evaluator.unit, f"{recipe.method}: {run.evaluator.name}")
-    run.listeners.append(display)
+    print(f"-- {recipe.method}", file=sys.stderr, flush=True)
+    run.listeners.append(make_display(run.evaluator.unit, run.evaluator.name))
     return run.execute()

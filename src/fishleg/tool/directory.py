@@ -62,7 +62,8 @@ def locked(path: Path) -> Iterator[None]:
     with open(path, "a") as file:
         if fcntl is not None:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # not flock: workers of a DataLoader would inherit that, and outlive a killed run for seconds
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ToolError(f"another process is working on {path.parent}") from None
         yield

@@ -45,16 +45,15 @@ class Story:
 
     def take(self, event: Event) -> str | None:
         """Note an event; the plain line for it, if it deserves one."""
-        self.now |= {k: v for k, v in event.items() if v is not None}
-        kind, stage, stages = (
-            event["event"],
-            event.get("stage", 0),
-            event.get("stages") or self.now.get("stages", 1),
-        )
-        place = f"[{stage}/{stages}]"
+        kind = event["event"]
+        # of Q's learning only its health is shown: its step and loss are not those of the run
+        shown = ("gauge",) if kind == "q" else tuple(event)
+        self.now |= {k: event[k] for k in shown if event.get(k) is not None}
+        stage, stages = event.get("stage", 0), event.get("stages")
+        place = f"[{stage}/{stages}]" if stages else f"[{stage}]"
         if kind == "start":
             dense = f"dense {self.name} {self.value(event.get('metric'))}"
-            return f"{dense}, {event.get('prunable', 0):,} prunable weights"
+            return f"{dense}, {event.get('prunable', 0):,} prunable weights, {stages or '?'} stages"
         if kind == "resume":
             self.fraction = self.began_at = event.get("fraction", 0.0)
             return (
@@ -71,7 +70,9 @@ class Story:
             measured = event.get("measured")
             told = "" if measured is None else f", measured {measured:.3g}"
             reached = f"{place} sparsity {event['sparsity']:.1%}"
-            return f"{reached}: loss increase predicted {event['predicted']:.3g}{told}"
+            predicted = event.get("predicted")
+            foreseen = "" if predicted is None else f" predicted {predicted:.3g}"
+            return f"{reached}: loss increase{foreseen}{told}" if foreseen or told else reached
         elif kind == "train":
             self.phase = "training"
             self._progress(stage, stages, event["step"] / event["steps"])
@@ -84,7 +85,7 @@ class Story:
             return f"{reached}: {self.name} {self.value(event.get('metric'))}{self.left()}"
         elif kind == "rollback":
             return (
-                f"{self.name} {self.value(event.get('metric'))} at {event['sparsity']:.2%} is too low: back"
+                f"{self.name} {self.value(event.get('metric'))} at {event['sparsity']:.2%} is too bad: back"
             )
         elif kind == "checkpoint":
             return None
@@ -92,8 +93,9 @@ class Story:
             return event.get("message")
         return None
 
-    def _progress(self, stage: int, stages: int, within: float) -> None:
-        self.fraction = (stage - 1 + within) / max(stages, 1)
+    def _progress(self, stage: int, stages: int | None, within: float) -> None:
+        if stages:  # else a search, and nobody knows
+            self.fraction = (stage - 1 + within) / stages
 
     def left(self) -> str:
         """`, about 3 min left`, once that can be said."""
@@ -151,18 +153,17 @@ class LiveDisplay:
         step = (
             f", step {now.get('step')}/{now['steps']}" if story.phase == "training" and "steps" in now else ""
         )
-        grid.add_row("stage", f"{now.get('stage', 0)}/{now.get('stages', '?')} {story.phase}{step}")
+        of = f"/{now['stages']}" if "stages" in now else ""
+        grid.add_row("stage", f"{now.get('stage', 0)}{of} {story.phase}{step}")
         grid.add_row("sparsity", f"{now.get('sparsity', 0.0):.2%}")
         grid.add_row(story.name, story.value(now.get("metric")))
         if "loss" in now:
             grid.add_row("loss", f"{now['loss']:.4g}")
         if "predicted" in now:
-            grid.add_row(
-                "loss increase",
-                f"predicted {now['predicted']:.3g}, measured {now.get('measured', float('nan')):.3g}",
-            )
+            measured = f", measured {now['measured']:.3g}" if "measured" in now else ""
+            grid.add_row("loss increase", f"predicted {now['predicted']:.3g}{measured}")
         if "gauge" in now:
-            health = "healthy" if abs(now["gauge"]) < 0.1 else "still learning"
+            health = "healthy" if abs(now["gauge"]) < 0.05 else "still learning"
             grid.add_row("Q", f"gauge {now['gauge']:+.3f} ({health})")
         grid.add_row("time", f"{duration(time.monotonic() - story.started)}{story.left()}")
         grid.add_row("", ProgressBar(total=1.0, completed=story.fraction, width=40))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fishleg.batches import Forward, default_forward, move_batch, targets_of
-from fishleg.likelihoods import Categorical, Likelihood
+from fishleg.likelihoods import Categorical, Gaussian, Likelihood
 from fishleg.streams import Replayable
 from fishleg.tool.errors import ToolError
 from fishleg.tool.sources import told
@@ -31,7 +31,7 @@ class Evaluation:
 class Evaluator:
     """Measures models on one loader.
 
-    accuracy: labels and a categorical likelihood; loss: labels and another likelihood; without labels,
+    With labels: accuracy (categorical), mean squared error (Gaussian with a fixed σ) or the loss. Without:
     agreement (same answer as the reference model) or divergence from it.
     """
 
@@ -47,13 +47,15 @@ class Evaluator:
     ) -> None:
         self.loader, self.likelihood, self.forward, self.custom = loader, likelihood, forward, custom
         self.reference, self.most_batches = reference, most_batches
+        self.classes = 0  # known after the first evaluation
         self.labelled = targets_of(next(iter(loader), None)) is not None
         if not self.labelled and custom is None and reference is None:
             raise ToolError("there are no labels to measure with, and no dense model to compare with")
         classes = isinstance(likelihood, Categorical)
         self.name = "metric"
         if custom is None and self.labelled:
-            self.name = "accuracy" if classes else "loss"
+            squared = isinstance(likelihood, Gaussian) and not likelihood.learned_sigma
+            self.name = "accuracy" if classes else "mse" if squared else "loss"
         elif custom is None:
             self.name = "agreement" if classes else "divergence"
         self.higher_is_better = self.name in ("accuracy", "agreement", "metric")
@@ -117,6 +119,10 @@ class Evaluator:
         """The mean score of a batch."""
         if self.name == "loss":
             return 0.0
+        if self.name == "mse":
+            assert y is not None
+            return float((f - y).double().square().mean())
+        self.classes = f.shape[self.likelihood.class_dim] if isinstance(self.likelihood, Categorical) else 0
         if self.name in ("agreement", "divergence"):
             assert self.reference is not None
             expected = self.forward(self.reference, batch)
@@ -136,7 +142,8 @@ class Evaluator:
         return f"{100 * value:.2f} %" if self.unit == "%" else f"{value:.4g}"
 
     def drop(self, before: float, after: float) -> float:
-        """How much worse: in points of the metric where larger is better, relative to it otherwise."""
-        if self.higher_is_better:
+        """How much worse: in points of accuracy or agreement, relative to the dense value otherwise."""
+        if self.unit == "%":
             return before - after
-        return (after - before) / max(abs(before), 1e-12)
+        worse = before - after if self.higher_is_better else after - before
+        return worse / max(abs(before), 1e-12)

@@ -62,7 +62,12 @@ class Recipe:
         "data", None, "Function (model, loader) -> number, larger is better; default: accuracy, or the loss."
     )
 
-    sparsity: float | None = _option("target", None, "Fraction of weights to remove.", rule="(0, 1)")
+    sparsity: float | None = _option(
+        "target",
+        None,
+        "Fraction of weights to remove; default: 0.9, or all that an N:M pattern asks for.",
+        rule="(0, 1)",
+    )
     sparsities: list[float] = _option("target", [], "The whole schedule, instead of --sparsity.")
     max_drop: str | float | None = _option(
         "target", None, "Instead of a sparsity: the largest one whose metric drops by at most this, e.g. 1%."
@@ -136,8 +141,11 @@ class Recipe:
             raise RecipeError("sparsities is a schedule of stages: leave out mode = 'one-shot'")
         if self.mode == "one-shot" and self.stages not in (None, 1):
             raise RecipeError(f"mode 'one-shot' is a single stage, got stages = {self.stages}")
-        if self.mode != "gradual" and self.train_data:
-            raise RecipeError(f"train_data needs mode = 'gradual', got mode = {self.mode!r}")
+        if self.mode != "gradual":
+            tuning = [n for n, f in FIELDS.items() if f.metadata["section"] == "tuning"]
+            unused = [n for n in ("train_data", *tuning) if getattr(self, n) != FIELDS[n].default]
+            if unused:
+                raise RecipeError(f"{unused[0]} needs mode = 'gradual', got mode = {self.mode!r}")
         if self.empirical and self.method not in EMPIRICAL:
             raise RecipeError(
                 f"empirical = true needs one of the methods {', '.join(EMPIRICAL)}, got {self.method!r}"

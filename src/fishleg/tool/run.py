@@ -170,7 +170,7 @@ class Run:
         self.calibration.passes = 1  # what was looked at so far does not count
         self.plan: Plan | None = None
         if recipe.max_flops is None:
-            self.plan = make_plan(recipe, self.surgeon, self.macs)
+            self.plan = make_plan(recipe, self.surgeon, self.macs, self.evaluator.name)
             if self.plan.max_drop is None:
                 check_reachable(self.surgeon, self.plan.targets[-1])
         elif self.fresh:
@@ -233,12 +233,30 @@ class Run:
         dense = self._dense or self._evaluate_dense()
         self._describe(dense)
         self._status("running")
-        self._emit("start", metric=dense.metric, loss=dense.loss, prunable=self.record["prunable"])
         if self.plan is None:
             with self._timed("estimate"):
                 self.plan = make_plan(self.recipe, self.surgeon, self.macs)
+        self._emit(
+            "start", metric=dense.metric, loss=dense.loss, prunable=self.record["prunable"],
+            stages=self.plan.stages,
+        )  # fmt: skip
+        self._remark(dense)
         self._save()
         self.accepted = self.store.paths()[-1]
+
+    def _remark(self, dense: Evaluation) -> None:
+        """What a user may have overlooked."""
+        if not self.recipe.eval_data and self.evaluator.most_batches is not None:
+            self.warn(
+                f"the {self.evaluator.name} is measured on the calibration data; name data that the model "
+                "has not seen (eval_data) to know what pruning really costs"
+            )
+        chance = 1 / max(self.evaluator.classes, 1)
+        if self.evaluator.name == "accuracy" and dense.metric < 1.5 * chance:
+            self.warn(
+                f"the dense model's accuracy is {dense.metric:.1%}, which is near chance: is it trained "
+                "(weights), and are labels and classes in the same order?"
+            )
 
     def _go_on(self) -> None:
         if "dense" not in self.record:  # killed before anything was measured
@@ -257,7 +275,7 @@ class Run:
         assert self.log is not None
         self.log.rewind(state["log"])
         assert self.plan is not None
-        fraction = self.plan.done / max(self.plan.stages, 1)
+        fraction = self.plan.fraction
         self._emit("resume", sparsity=self.surgeon.sparsity, checkpoint=path.name, fraction=fraction)
 
     def _loop(self) -> None:
@@ -303,9 +321,11 @@ class Run:
             step = worker.prune(target, inverse=inverse)
         after = self._evaluate() if self.gradual is not None else Evaluation(float("nan"), None)
         metric = None if self.gradual is None else after.metric
+        # with Q = I the quadratic model speaks of weights, not of the loss
+        predicted = None if self.recipe.method == "magnitude" else step.predicted
         self._emit(
             "prune", stage=self.plan.done + 1, stages=self.plan.stages, target=target, sparsity=step.sparsity,
-            predicted=step.predicted, measured=step.measured, metric=metric, loss=after.loss,
+            predicted=predicted, measured=step.measured, metric=metric, loss=after.loss,
         )  # fmt: skip
         self._save()
 
