@@ -55,12 +55,12 @@ class _Sections(click.Command):
                 formatter.write_dl(rest, col_max=26)
 
 
-def _recipe_options(*sections: str) -> Callable[[F], F]:
+def _recipe_options(*sections: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
     """A flag for every option of a recipe in these sections; one that is not given stays unset."""
 
     def decorate(function: F) -> F:
         for name, f in reversed(FIELDS.items()):
-            if f.metadata["section"] not in sections or name == "model":
+            if f.metadata["section"] not in sections or name in ("model", *without):
                 continue
             function = _flag(name, f)(function)
         return function
@@ -269,7 +269,12 @@ def compare(model: str | None, methods: str, recipe_file: str | None, as_json: b
 
 @main.command(cls=_Sections)
 @click.argument("model", required=False)
-@_recipe_options("model", "data", "method")
+@_recipe_options(
+    "model", "data", "method", without=("mode", "stages", "schedule", "measure_batches", "batchnorm_batches")
+)
+@click.option("--seed", metavar="N", help="Seed of everything random.")
+@click.option("--include", multiple=True, metavar="TEXT", help="As in fishleg prune.")
+@click.option("--exclude", multiple=True, metavar="TEXT", help="As in fishleg prune.")
 @click.option("--pattern", metavar="TEXT", help="As in fishleg prune.")
 @click.option(
     "--sparsity", metavar="X", help="The sparsity to judge layers at. [default: 0.9, or the pattern's]"
@@ -351,7 +356,9 @@ def evaluate(
         result = evaluate_run(directory)
     else:
         result = evaluate_recipe(_make(model, recipe_file, options))
-    click.echo(json.dumps(result) if as_json else "\n".join(f"{k}: {v}" for k, v in result.items()))
+    shares = ("accuracy", "agreement")
+    lines = [f"{k}: {100 * v:.2f} %" if k in shares else f"{k}: {v:.4g}" for k, v in result.items()]
+    click.echo(json.dumps(result) if as_json else "\n".join(lines))
 
 
 @main.command()

@@ -48,7 +48,7 @@ def layers_section(run: dict[str, Any]) -> str:
     rows = [layer_row(*pair, scale, overall, has_macs) for pair in zip(layers, saliencies, strict=True)]
     heads = [("name", "Layer"), ("size", "Weights"), *([("macs", "MACs")] if has_macs else [])]
     head = "".join(f'<th scope="col" class="{kind}">{text}</th>' for kind, text in heads)
-    shares = ruler([(v, f"{v}{NB}%") for v in (0, 50, 100)])
+    shares = ruler([(v, f"{v}{NB}%") for v in (0, 100)])
     head += f'<th scope="col" class="picture">Sparsity{shares}</th><td class="share"></td>'
     reading = "The longer the bar, the more of the layer is zero."
     if overall is not None:

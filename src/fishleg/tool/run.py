@@ -111,7 +111,8 @@ def resume(
     try:
         dense = checkpoint.load(directory / DENSE)
     except checkpoint.CheckpointError as error:
-        raise ToolError(str(error)) from None
+        again = f"fishleg prune --recipe {directory / RECIPE} --out ANOTHER"
+        raise ToolError(f"{error}. Nothing can go on without it; to start again: {again}") from None
     prepared = prepare(recipe, Path(record["base"]), model=model, data=data, dense=dense)
     if record.get("threads") not in (None, torch.get_num_threads()):
         logger.warning(
