@@ -329,7 +329,7 @@ Call = Callable[[nn.Module], object]
         ),
         (
             lambda m: run(m, unlabelled(), 0.5, mode="gradual", tuning=SHORT, inplace=True),
-            r"needs \(inputs, targets\) from the loader, or distill=True",
+            r"needs \(inputs, targets\) from the loader, or distillation",
         ),
         (lambda m: run(m, [], 0.5, inplace=True), "the loader is empty"),
         (lambda m: run(m, [], 0.5, mode="gradual", inplace=True), "the loader is empty"),

@@ -28,7 +28,7 @@ from fishleg.surgeon import PruneStep, Surgeon
 
 OPTIMIZERS = {"fishleg": 0.1, "sgd": 0.02, "adam": 1e-3}  # and their default learning rates
 
-_NOISE = 0.4  # ν in `_trust_region`
+_NOISE = 0.4  # ν in `_pace`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class FineTuning:
     lr: float | None = None  # None: the optimizer's default
     momentum: float = 0.9
     weight_decay: float = 0.0
-    max_kl: float = 0.012  # FishLeg's trust region at a loss of 1; it shrinks with it (see `_trust_region`)
-    step_damping: float = 10.0  # FishLeg's damping in multiples of γ: steps need more than pruning
+    max_kl: float = 0.012  # FishLeg's trust region at a loss of 1; it shrinks with it (see `_pace`)
+    step_damping: float = 10.0  # FishLeg's damping at a loss of 1, in multiples of γ; it rises as that falls
     update_every: int = 10  # auxiliary steps, one every so many training steps
     refine: int = 24  # and so many in a row before each pruning step
     distill: bool = False  # learn from the dense model's outputs (no labels needed)
@@ -270,7 +270,7 @@ class Gradual:
                 if isinstance(optimizer, FishLeg):
                     floor = self._floor
                     excess = None if floor is None else float(loss.detach()) - floor
-                    optimizer.max_kl = self._trust_region(excess)
+                    optimizer.max_kl, optimizer.step_damping = self._pace(excess)
                     optimizer.step(batch=batch)
                 else:
                     optimizer.step()
@@ -311,18 +311,20 @@ class Gradual:
     def _shares_q(self) -> bool:
         return isinstance(self.optimizer, FishLeg) and self.optimizer.auxiliary is self.surgeon.learning
 
-    def _trust_region(self, excess: float | None) -> float:
-        """The KL that a step may cost: max_kl · (1+ν) L²/(L+ν), for the loss L there is to lose (1 at most).
+    def _pace(self, excess: float | None) -> tuple[float, float]:
+        """The KL that a step may cost, and its damping in multiples of γ, for the loss L there is to lose.
 
         A step −ηQg has the signal gᵀQg ≈ 2L, and noise 2ν that is the same whatever the loss is. Its expected
         gain 2ηL − η²(L+ν) is largest at η = L/(L+ν), where the step's KL is L²/(L+ν): a bound that did not
-        fall like that would wreck a model that is nearly perfect.
+        fall like that would wreck a model that is nearly perfect. Such a model needs more damping, too: most
+        of what Q would enlarge is noise then.
         """
+        tuning = self.tuning
         if excess is None:  # nobody knows how low the loss can get
-            return self.tuning.max_kl
+            return tuning.max_kl, tuning.step_damping
         self.recent = [*self.recent[-9:], excess]
         L = min(1.0, max(sum(self.recent) / len(self.recent), 1e-3))
-        return self.tuning.max_kl * (1 + _NOISE) * L**2 / (L + _NOISE)
+        return tuning.max_kl * (1 + _NOISE) * L**2 / (L + _NOISE), tuning.step_damping / max(L, 0.1)
 
     def loss(self, batch: Any) -> Tensor:
         likelihood, forward = self.surgeon.likelihood, self.surgeon.forward
