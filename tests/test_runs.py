@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -190,7 +192,8 @@ def test_without_labels_agreement_is_measured(tmp_path):
     assert record["dense"] == {"metric": 1.0, "loss": None}
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.path.dirname(__file__)}
     command = [sys.executable, "-m", "fishleg", "prune", QUICK["model"], "--data", QUICK["data"]]
     command += [
@@ -210,7 +213,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (log.exists() and '"train"' in log.read_text()):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopping at the next safe point" in told
@@ -352,3 +355,26 @@ def test_commands_print_what_scripts_want(tmp_path, monkeypatch):
         "compare", QUICK["model"], *flags, "-s", 0.5, "--stages", 1, "--methods", "magnitude,kfac", "-o", "c"
     )
     assert "kfac" in table
+
+
+def test_trackers_hear_the_same_events(tmp_path, monkeypatch):
+    """Weights & Biases through its own names, of which only three are used."""
+    heard = []
+
+    class Fake:
+        def log(self, values):
+            heard.append(values)
+
+        def finish(self):
+            heard.append("finished")
+
+    module = types.ModuleType("wandb")
+    module.__spec__ = ModuleSpec("wandb", None)
+    module.init = lambda **options: heard.append(options) or Fake()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    run, _ = go(tmp_path, sparsity=0.5, stages=1, wandb="my-project")
+    assert heard[0]["project"] == "my-project"
+    assert heard[0]["config"]["target"]["sparsity"] == 0.5
+    assert heard[-1] == "finished"
+    stages = [values for values in heard[1:-1] if "stage/metric" in values]
+    assert stages[0]["stage/sparsity"] == run.surgeon.sparsity
