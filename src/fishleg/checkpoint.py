@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,11 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all."""
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+    """A JSON file, whole or not at all; a list of plain values takes one line."""
+    text = json.dumps(value, indent=1)
+    # no string holds a raw line break, so only the layout is touched
+    text = re.sub(r"\[\n[^\[\]{}]*\n *\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
+    write_atomically(path, f"{text}\n".encode())
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
