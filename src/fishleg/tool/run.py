@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -60,6 +57,7 @@ from fishleg.tool.events import (
     read_events,
 )
 from fishleg.tool.metrics import Evaluation
+from fishleg.tool.outside import StopRequest, warnings_to
 from fishleg.tool.packing import pack
 from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
 from fishleg.tool.setup import Prepared, prepare
@@ -146,7 +144,7 @@ class Run:
         self.log: FileLog | None = None
         self.store = checkpoint.Store(directory / CHECKPOINTS, recipe.keep)
         self.accepted: Path | None = None  # the checkpoint to go back to in a search
-        self.stopping = False
+        self.stop = StopRequest()
         self.timing = dict.fromkeys(("estimate", "prune", "train", "evaluate", "checkpoint"), 0.0)
         self.seconds, self._since = 0.0, time.monotonic()
         self._saved_at = time.monotonic()
@@ -183,7 +181,7 @@ class Run:
         """Do it all, or what is left of it; returns the record that is in run.json."""
         try:
             if self.fresh:  # before anything is written: data or a metric may be at fault
-                with self._warnings():
+                with warnings_to(self.warn):
                     self._dense = self._evaluate_dense()
             self._open()
             with locked(self.directory / LOCK):  # a run that another process works on is not touched
@@ -195,7 +193,7 @@ class Run:
 
     def _work(self) -> None:
         try:
-            with self._signals(), self._warnings(), seeded(self.recipe.seed):
+            with self.stop.heard(), warnings_to(self.warn), seeded(self.recipe.seed):
                 if self.fresh:
                     self._begin()
                 else:
@@ -344,7 +342,7 @@ class Run:
             )  # fmt: skip
             self.timing["train"] += time.monotonic() - before
             due = time.monotonic() - self._saved_at > 60 * self.recipe.checkpoint_minutes
-            if (due or self.stopping) and self.gradual.step < self.gradual.steps:
+            if (due or self.stop.asked) and self.gradual.step < self.gradual.steps:
                 self._save()
                 self._stop_if_asked()
             before = time.monotonic()
@@ -497,7 +495,7 @@ class Run:
             return self._evaluate()
 
     def _on_q(self, stats: AuxStats) -> None:
-        if self.stopping:
+        if self.stop.asked:
             raise Interrupted("stopped")
         self._q_seen += 1
         if self._q_seen % _Q_EVENTS_EVERY == 1:
@@ -513,19 +511,6 @@ class Run:
         if message not in self.record["warnings"]:
             self.record["warnings"].append(message)
             self._emit("warning", message=f"warning: {message}")
-
-    @contextlib.contextmanager
-    def _warnings(self) -> Iterator[None]:
-        """What the library warns of goes to the display and into the report."""
-        handler = _Forward(self.warn)
-        library = logging.getLogger("fishleg")
-        before, library.propagate = library.propagate, False  # else they would be shown twice
-        library.addHandler(handler)
-        try:
-            yield
-        finally:
-            library.removeHandler(handler)
-            library.propagate = before
 
     def _describe(self, dense: Evaluation) -> None:
         surgeon, recipe = self.surgeon, self.recipe
@@ -562,43 +547,13 @@ class Run:
             self.timing[what] += time.monotonic() - before
 
     def _stop_if_asked(self) -> None:
-        if self.stopping:
+        if self.stop.asked:
             raise Interrupted("stopped")
 
     def _how_to_go_on(self) -> str:
         paths = self.store.paths()
         saved = f"; everything up to {paths[-1].name} is saved" if paths else ""
         return f"interrupted{saved}. To go on: fishleg resume {self.directory}"
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first Ctrl-C (or SIGTERM) asks the run to save and stop, the second stops it at once."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            if self.stopping:
-                raise KeyboardInterrupt
-            self.stopping = True
-            print("\nstopping at the next safe point (once more: at once) ...", file=sys.stderr, flush=True)
-
-        try:
-            before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: whoever owns it deals with signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
-
-
-class _Forward(logging.Handler):
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self.tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.tell(record.getMessage())
 
 
 __all__ = ["Run", "environment", "read_record", "refuse_used", "resume", "start"]
