@@ -35,9 +35,13 @@ $(VENV)/.stamp-dev: pyproject.toml constraints.txt $(VENV)/.stamp-torch
 demo: $(VENV)/.stamp-plot
 	$(PY) -m fishleg.demo --out demo-out
 
-# The paper's figures on toy problems, some minutes each; an interrupted run goes on where it was.
+# The paper's figures: minutes for the toy problems, hours for ResNet18 (FISHLEG_DATA holds its datasets, or they
+# are downloaded to ./data). An interrupted run goes on where it was.
 paper: $(VENV)/.stamp-dev
 	for figure in init estimation ablation; do $(PY) -m fishleg reproduce $$figure --out paper-out || exit 1; done
+	for figure in unstructured semi_structured; do for config in cifar10 tiny-imagenet; do \
+	  $(PY) -m fishleg reproduce $$figure --config $$config --download --out paper-out || exit 1; done; done
+	$(PY) -m fishleg reproduce unstructured --config cifar10-preset --download --out paper-out
 
 # One thread per worker: the workers already fill the cores.
 test: $(VENV)/.stamp-dev

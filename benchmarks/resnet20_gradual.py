@@ -30,7 +30,6 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "M-FAC + SGD": ({"method": "mfac", "compensation": "sum"}, SGD),
     "oBERT + SGD": ({"method": "obert", "compensation": "sum"}, SGD),
     "magnitude + FishLeg": ({"method": "magnitude", "compensation": "none"}, FISHLEG),
-    "FLS + FishLeg, distilled": ({}, {**FISHLEG, "distill": True}),
 }
 PATTERN_24, PATTERN_24_STEPS = "FLS + FishLeg, 2:4", (0.25, 0.5)
 SHOWN_FROM = 0.79

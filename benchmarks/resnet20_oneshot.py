@@ -21,8 +21,8 @@ from fishleg.workloads.data import Batches, cifar10
 
 SPARSITIES = (0.7, 0.8, 0.9, 0.95)
 # steps shrink as the quadratic model gets worse: with five steps from 90 to 95 % it ends 2 points lower
-STAGES = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.84, 0.87, 0.89, 0.9)
-STAGES += (0.905, 0.91, 0.915, 0.92, 0.925, 0.93, 0.935, 0.94, 0.945, 0.95)
+STAGES = (0.35, 0.55, 0.7, 0.76, 0.8, 0.84, 0.87, 0.9)
+STAGES += tuple(round(1 - 0.1 * 0.5 ** (k / 15), 4) for k in range(1, 16))
 SEEDS = (0, 1)
 NAMES = {"fishleg": "FLS", "obert": "oBERT", "mfac": "M-FAC", "kfac": "KFAC", "ekfac": "EKFAC"}
 # method → compensations, one Q for all of them; `sum` is the published update of oBERT and M-FAC

@@ -25,10 +25,19 @@ ROOMS: tuple[set[str], ...] = (
     {"surgeon"},
     {"loop"},
     {"api"},
-    {"workloads"},  # data and models for the edges
 )
 # Edges may use the public names, every room, and edges further up; no room uses them.
-EDGES = {"checkpoint": 0, "report": 0, "tool": 1, "demo": 1, "paper": 1, "cli": 2, "__main__": 3}
+EDGES = {
+    "workloads": 0,  # data and models
+    "toml": 0,
+    "checkpoint": 0,
+    "report": 0,
+    "tool": 1,
+    "demo": 1,
+    "paper": 1,
+    "cli": 2,
+    "__main__": 3,
+}
 PARTS_OF_OPERATORS = ({"base"}, {"factors"}, {"simple", "kronecker", "lowrank", "masked"})
 RANK = {room: i for i, rooms in enumerate(ROOMS) for room in rooms}
 RANK_IN_OPERATORS = {part: i for i, parts in enumerate(PARTS_OF_OPERATORS) for part in parts}

@@ -255,3 +255,18 @@ def unlabelled() -> list[Tensor]:
 def test_errors(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("method", ["diagonal", "obert", "mfac", "kfac", "ekfac", "exact"])
+def test_q_of_some_layers_is_that_of_the_whole_model(method: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    batches = [torch.randn(16, 5) for _ in range(2)]
+    found = []
+    for only in (None, {"2.weight"}):
+        generator = torch.Generator().manual_seed(0)
+        found.append(estimate(method, model, batches, samples=8, sub_batch=4, only=only, generator=generator))
+    (whole, gamma), (part, same_gamma) = found
+    assert gamma == same_gamma
+    assert list(part.layers) == ["2"]
+    torch.testing.assert_close(part.operator("2").dense(), whole.operator("2").dense())

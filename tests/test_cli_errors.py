@@ -579,6 +579,14 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("eval net.py:make --run done", "leave out everything else"),
         ("demo --out net.py", "out: net.py cannot be written"),
         ("demo --out net.py/below", "out: net.py/below cannot be written"),
+        ("reproduce everything", "'everything' is not one of"),
+        ("reproduce init --out net.py", "out: net.py cannot be written"),
+        ("reproduce init --config cifar10", "--config: for unstructured and semi_structured only"),
+        ("reproduce unstructured --smoke --download", "--download: for unstructured and semi_structured"),
+        ("reproduce unstructured --config nowhere", "there is no nowhere"),
+        ("reproduce unstructured --config text.pt", "text.pt is not TOML"),
+        ("reproduce unstructured --data empty", "CIFAR-10 is not at empty/cifar-10-batches-bin"),
+        ("reproduce semi_structured --config tiny-imagenet --data empty", "Tiny-ImageNet is not in empty"),
     ],
 }  # fmt: skip
 ALL = [(line, fragment) for cases in CASES.values() for line, fragment in cases]

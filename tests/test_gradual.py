@@ -146,8 +146,9 @@ def test_q_is_refined_and_never_restarted(optimizer: str, model: DigitsNet, load
     assert all(a is learning and b is inverse for a, b, _ in seen)
     assert surgeon.learning is learning
     assert surgeon.learning.inverse is surgeon.inverse is inverse
-    # 16 samples by fours; one auxiliary step every two of training; three to refine before pruning
-    assert [steps for _, _, steps in seen] == [4, 4 + 2, 6 + 3, 9 + 2]
+    # 16 samples by fours, and three to refine between three cuts; one auxiliary step every two of training;
+    # three to refine before the next pruning, and again between its cuts
+    assert [steps for _, _, steps in seen] == [4 + 6, 10 + 2, 12 + 3 + 6, 21 + 2]
 
 
 def test_methods_that_do_not_learn_estimate_afresh(model: DigitsNet, loader: Any) -> None:
@@ -373,8 +374,9 @@ def test_epochs_decide_how_long_to_train() -> None:
         ({"steps": 0}, "steps must be >= 1 and whole, got 0"),
         ({"lr": 0.0}, "lr must be > 0 and finite, got 0.0"),
         ({"lr": math.inf}, "lr must be > 0 and finite, got inf"),
-        ({"update_every": 0}, "update_every must be >= 1 and refine >= 0, got 0 and 24"),
-        ({"refine": -1}, "update_every must be >= 1 and refine >= 0, got 10 and -1"),
+        ({"update_every": 0}, "update_every must be >= 1, .*, got 0, 24 and 3"),
+        ({"refine": -1}, "refine >= 0 .*, got 10, -1 and 3"),
+        ({"cuts": 0}, "cuts >= 1, got 10, 24 and 0"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

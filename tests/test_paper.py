@@ -10,6 +10,7 @@ import torch
 
 from fishleg.baselines import estimate
 from fishleg.paper import ablation, estimation, init, tables
+from fishleg.paper.ablation import blocks, pruning
 from fishleg.paper.harness import Unit, duration, mean, mean_sem, plain, run_units, spaced
 from fishleg.paper.problems import (
     Ensemble,
@@ -152,9 +153,9 @@ def test_obert_in_one_go_is_its_recursion_and_the_baseline() -> None:
     problem = Problem(exponential(12, 5), 0.1, 0)
     x = Ensemble([problem], 0).batch(40)[:, 0]
     # h = ±x, and the sign does not matter
-    at_once = ablation.obert(x, 4, 0.1).dense().detach()
-    blocks = ablation.obert_recursion(iter(x), 40, 12, 4, 0.1)
-    torch.testing.assert_close(at_once, torch.block_diag(*blocks))
+    at_once = blocks.obert(x, 4, 0.1).dense().detach()
+    one_by_one = blocks.obert_recursion(iter(x), 40, 12, 4, 0.1)
+    torch.testing.assert_close(at_once, torch.block_diag(*one_by_one))
     q, _ = estimate(
         "obert", Projection(1, 12), [x], "gaussian", gamma=0.1, samples=40, sub_batch=1, block_size=4
     )
@@ -164,14 +165,14 @@ def test_obert_in_one_go_is_its_recursion_and_the_baseline() -> None:
 def test_conditioned_is_the_inverse_without_the_removed() -> None:
     problem = Problem(exponential(10, 5), 0.1, 0)
     keep = torch.arange(10) % 3 != 0
-    Q = ablation.conditioned(problem.inverse, keep).dense()[keep][:, keep]
+    Q = pruning.conditioned(problem.inverse, keep).dense()[keep][:, keep]
     torch.testing.assert_close(Q, torch.linalg.inv(problem.F_gamma[keep][:, keep]))
 
 
 def test_pruning_with_the_exact_inverse_finds_the_best_single_weight() -> None:
     problem = Problem(exponential(8, 3), 1e-9, 1)
-    errors = ablation._prune(
-        [problem], 1, lambda kept: [ablation.conditioned(problem.inverse, kept[0])], "joint"
+    errors = pruning.prune_in_stages(
+        [problem], 1, lambda kept: [pruning.conditioned(problem.inverse, kept[0])], "joint"
     )[0]
 
     def least_squares(without: int) -> float:

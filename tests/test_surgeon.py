@@ -197,6 +197,26 @@ def test_a_learned_q_is_refined_from_stage_to_stage(model: DigitsNet, loader: An
     assert [steps for _, steps in seen] == [4, 6, 8]
 
 
+def test_cuts_are_stages_within_one_step(model: DigitsNet, loader: Any) -> None:
+    other = copy.deepcopy(model)
+    surgeon, by_hand = (Surgeon(m, loader, measure_batches=0, **QUICK) for m in (model, other))
+    step = surgeon.prune(0.875, cuts=3, refine=2)
+    first = by_hand.prune(0.5)
+    rest = [by_hand.prune(sparsity, inverse=by_hand.refine(2)) for sparsity in (0.75, 0.875)]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert (step.target, step.sparsity) == (0.875, rest[-1].sparsity)
+    assert step.removed == first.removed + sum(s.removed for s in rest)
+    assert step.predicted == pytest.approx(first.predicted + sum(s.predicted for s in rest))
+    assert len(surgeon.history) == 1
+
+
+def test_a_q_that_is_not_learned_cuts_once(model: DigitsNet, loader: Any) -> None:
+    other = copy.deepcopy(model)
+    for m, cuts in ((model, 1), (other, 3)):
+        Surgeon(m, loader, method="diagonal", **QUICK).prune(0.8, cuts=cuts)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
 def test_measured_loss_is_the_divergence_from_the_model_before(model: DigitsNet, loader: Any) -> None:
     with torch.no_grad():
         before = [model(x).log_softmax(1) for x in loader[:2]]

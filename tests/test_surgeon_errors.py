@@ -75,6 +75,7 @@ def with_nan() -> nn.Sequential:
             lambda: Surgeon(with_nan(), [torch.rand(4, 6)], method="magnitude", measure_batches=0).prune(0.5),
             "saliency in '2.weight'",
         ),
+        (lambda: Surgeon(mlp(), [torch.rand(4, 6)]).prune(0.5, cuts=0), "cuts .* must be >= 1, got 0 and 24"),
         (lambda: SurgeonOptions(method="hessian"), "method must be one of .*, got 'hessian'"),
         (lambda: SurgeonOptions(compensation="both"), "compensation must be one of .*, got 'both'"),
         (lambda: SurgeonOptions(floor=1.0), r"floor must be in \[0, 1\), got 1.0"),

@@ -6,7 +6,7 @@ M-FAC, which by definition keeps its m gradients. All use the true Fisher unless
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -40,15 +40,19 @@ def estimate(
     empirical: bool = False,
     block_size: int = 50,
     structure: Structure = DEFAULT_STRUCTURE,
+    scale: float | None = None,
     options: AuxiliaryOptions | None = None,
     forward: Forward = default_forward,
     generator: torch.Generator | None = None,
     callback: Callable[[AuxStats], None] | None = None,
+    only: Collection[str] | None = None,
 ) -> tuple[InverseFisher, float]:
     """(Q, γ) by the named method from about `samples` gradients of `sub_batch` examples each.
 
     fishleg learns Q; magnitude is Q = I; diagonal; obert is WoodFisher/oBERT (blocks of `block_size`);
-    mfac is M-FAC (low rank, per layer); kfac; ekfac; exact inverts each layer's dense Fisher.
+    mfac is M-FAC (low rank, per layer); kfac; ekfac; exact inverts each layer's dense Fisher. `only` names
+    the weights whose layers are wanted: Q of the rest (embeddings, say) can take more room than all of these.
+    Learned Qs cover the whole model, for they may have to precondition steps of all of it.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -60,19 +64,20 @@ def estimate(
         raise ValueError(f"empirical needs one of the methods {', '.join(EMPIRICAL)}, got {method!r}")
     likelihood = as_likelihood(likelihood)
     generator = generator or torch.Generator().manual_seed(0)
-    layers = find_layers(model)
+    whole_model = find_layers(model)
+    layers = [layer for layer in whole_model if only is None or layer.weight in only]
     if method == "magnitude":
         return InverseFisher.from_model(model, "identity"), gamma or 1.0
     if method == "fishleg":
         auxiliary = learner(
             model, loader, likelihood, gamma=gamma, relative_damping=relative_damping, samples=samples,
-            sub_batch=sub_batch, structure=structure, options=options, forward=forward,
+            sub_batch=sub_batch, structure=structure, scale=scale, options=options, forward=forward,
             generator=generator, callback=callback,
         )  # fmt: skip
         assert auxiliary.gamma is not None
         return auxiliary.inverse, auxiliary.gamma
 
-    def draw(count: int) -> Iterator[dict[str, Tensor]]:
+    def draw(count: int, layers: list[Layer] = layers) -> Iterator[dict[str, Tensor]]:
         """`count` vectors h, one at a time, packed by layer."""
         for part in islice(sub_batches(loader, sub_batch), count):
             if empirical:
@@ -82,7 +87,7 @@ def estimate(
             yield {layer.name: layer.pack(h)[0] for layer in layers}
 
     if gamma is None:
-        first = list(draw(min(samples, 32)))
+        first = list(draw(min(samples, 32), whole_model))
         stacked = {name: torch.stack([h[name] for h in first]) for name in first[0]}
         gamma = relative_damping * mean_diagonal(stacked)
         if not gamma > 0:
@@ -149,6 +154,7 @@ def learner(
     samples: int = 256,
     sub_batch: int = 16,
     structure: Structure = DEFAULT_STRUCTURE,
+    scale: float | None = None,
     options: AuxiliaryOptions | None = None,
     forward: Forward = default_forward,
     generator: torch.Generator | None = None,
@@ -159,7 +165,7 @@ def learner(
 
     `untaught` leaves it at its start, for a saved state to be loaded.
     """
-    inverse = InverseFisher.from_model(model, structure)
+    inverse = InverseFisher.from_model(model, structure, scale=scale)
     groups = 4
     steps = max(samples // groups, 4)
     options = options or AuxiliaryOptions(groups=groups, warm_start=max(steps // 2, 2))

@@ -366,33 +366,58 @@ def evaluate(
 @click.pass_context
 def demo(ctx: click.Context, out: str) -> None:
     """Train a small network on embedded digits and prune it with four methods (about a minute)."""
-    if not next(p for p in (Path(out), *Path(out).absolute().parents) if p.exists()).is_dir():
-        raise ToolError(f"out: {out} cannot be written, there is a file in the way")
+    _check_directory(Path(out))
     from fishleg.demo import main as run_demo
 
     ctx.exit(run_demo(["--out", out]))
 
 
+def _check_directory(out: Path) -> None:
+    """Results can go there, or the reason why not before any work."""
+    if not next(p for p in (out, *out.absolute().parents) if p.exists()).is_dir():
+        raise ToolError(f"out: {out} cannot be written, there is a file in the way")
+
+
+NETWORKS = ("unstructured", "semi_structured")
+
+
 @main.command()
-@click.argument("figure", type=click.Choice(["init", "estimation", "ablation"]))
+@click.argument("figure", type=click.Choice(["init", "estimation", "ablation", *NETWORKS]))
 @click.option("--out", "-o", default="paper-out", show_default=True, type=click.Path(path_type=Path))
 @click.option("--smoke", is_flag=True, help="A version of a few seconds, to see that it works.")
-def reproduce(figure: str, out: Path, smoke: bool) -> None:
+@click.option("--config", help="For the networks: a TOML file, or cifar10 (default), tiny-imagenet, "
+              "cifar10-preset, full-cifar10, full-tiny-imagenet.")  # fmt: skip
+@click.option(
+    "--data", type=click.Path(path_type=Path), help="Where the datasets are [$FISHLEG_DATA, ./data]."
+)
+@click.option("--download", is_flag=True, help="Fetch the dataset if it is not there, and check it.")
+def reproduce(figure: str, out: Path, smoke: bool, **networks: Any) -> None:
     """A figure of the paper: runs the experiment, writes its JSON and picture.
 
     \b
-    init         the initialisation of Q: I against I/gamma
-    estimation   how well Q estimates the inverse Fisher, by structure
-    ablation     preconditioning, structures, one-shot pruning, blocks against oBERT
+    init             the initialisation of Q: I against I/gamma
+    estimation       how well Q estimates the inverse Fisher, by structure
+    ablation         preconditioning, structures, one-shot pruning, blocks against oBERT
+    unstructured     ResNet18: accuracy against sparsity, scorers and optimizers crossed
+    semi_structured  ResNet18: the 2:4 table
 
-    Some minutes each; an interrupted one goes on where it was. docs/reproduction.md says what came out.
+    Minutes for the first three, hours for the networks; an interrupted one goes on where it was.
+    docs/reproduction.md says what came out.
     """
     from importlib import import_module
 
-    import_module(f"fishleg.paper.{figure}").run(
-        out, smoke=smoke, progress=lambda line: click.echo(line, err=True)
-    )
-    click.echo(out / f"{figure}.png")
+    given = {name: value for name, value in networks.items() if value}
+    if given and (smoke or figure not in NETWORKS):
+        unused = ", ".join(f"--{name}" for name in given)
+        raise ToolError(f"{unused}: for {' and '.join(NETWORKS)} only, and not with --smoke")
+    _check_directory(out)
+    run = import_module(f"fishleg.paper.{figure}").run
+    try:
+        run(out, smoke=smoke, progress=lambda line: click.echo(line, err=True), **given)
+    except (FileNotFoundError, ConnectionError, ValueError) as error:
+        raise ToolError(str(error)) from error
+    for path in sorted(out.glob(f"{figure}*.png")):
+        click.echo(path)
 
 
 @main.command()

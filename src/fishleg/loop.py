@@ -41,10 +41,12 @@ class FineTuning:
     lr: float | None = None  # None: the optimizer's default
     momentum: float = 0.9
     weight_decay: float = 0.0
-    max_kl: float = 0.012  # FishLeg's trust region at a loss of 1; it shrinks with it (see `_pace`)
+    # FishLeg's trust region at a loss of 1, it shrinks with it (see `_pace`); inf: the paper's plain steps
+    max_kl: float = 0.012
     step_damping: float = 10.0  # FishLeg's damping at a loss of 1, in multiples of γ; it rises as that falls
     update_every: int = 10  # auxiliary steps, one every so many training steps
     refine: int = 24  # and so many in a row before each pruning step
+    cuts: int = 3  # which removes its weights in so many cuts, refining Q as often (a learned Q only)
     distill: bool = False  # learn from the dense model's outputs (no labels needed)
 
     def __post_init__(self) -> None:
@@ -63,9 +65,10 @@ class FineTuning:
             )
         if not 1 <= self.step_damping < math.inf:
             raise ValueError(f"step_damping must be >= 1 and finite, got {self.step_damping}")
-        if self.update_every < 1 or self.refine < 0:
+        if self.update_every < 1 or self.refine < 0 or self.cuts < 1:
             raise ValueError(
-                f"update_every must be >= 1 and refine >= 0, got {self.update_every} and {self.refine}"
+                "update_every must be >= 1, refine >= 0 and cuts >= 1, "
+                f"got {self.update_every}, {self.refine} and {self.cuts}"
             )
 
     def steps_for(self, loader: Any) -> int:
@@ -218,7 +221,8 @@ class Gradual:
     def prune(self, sparsity: float, *, inverse: InverseFisher | None = None) -> PruneStep:
         """The first half of a stage: look, remove, compensate."""
         surgeon = self.surgeon
-        step = surgeon.prune(sparsity, inverse=inverse or self.look())
+        cuts, refine = (self.tuning.cuts, self.tuning.refine) if self.tuning.refine else (1, 1)
+        step = surgeon.prune(sparsity, inverse=inverse or self.look(), cuts=cuts, refine=refine)
         surgeon.model.eval()
         self.step = 0
         return step
@@ -320,7 +324,7 @@ class Gradual:
         of what Q would enlarge is noise then.
         """
         tuning = self.tuning
-        if excess is None:  # nobody knows how low the loss can get
+        if excess is None or tuning.max_kl == math.inf:  # None: nobody knows how low the loss can get
             return tuning.max_kl, tuning.step_damping
         self.recent = [*self.recent[-9:], excess]
         L = min(1.0, max(sum(self.recent) / len(self.recent), 1e-3))

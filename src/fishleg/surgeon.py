@@ -60,6 +60,7 @@ class SurgeonOptions:
     empirical: bool = False
     block_size: int = 50
     structure: Structure = DEFAULT_STRUCTURE
+    scale: float | None = None  # Q₀ = scale · I; matters to the estimators `probe` and `trace` only
     batchnorm_batches: int = 20  # refresh of BatchNorm statistics after pruning; 0 = never
     measure_batches: int = 2  # batches on which the loss increase of each step is measured; 0 = never
     auxiliary: AuxiliaryOptions | None = None
@@ -179,7 +180,7 @@ class Surgeon:
         else:
             self.inverse, gamma = estimate(
                 o.method, self.model, self.loader, self.likelihood,
-                empirical=o.empirical, block_size=o.block_size, **self._estimation(),
+                empirical=o.empirical, block_size=o.block_size, only=set(self.prunable), **self._estimation(),
             )  # fmt: skip
         if self.gamma is None:
             self.gamma = gamma
@@ -196,7 +197,7 @@ class Surgeon:
         o = self.options
         return {
             "gamma": self.gamma, "relative_damping": o.relative_damping, "samples": o.samples,
-            "sub_batch": o.sub_batch, "structure": o.structure, "options": o.auxiliary,
+            "sub_batch": o.sub_batch, "structure": o.structure, "options": o.auxiliary, "scale": o.scale,
             "forward": self.forward, "generator": self.generator,
         }  # fmt: skip
 
@@ -219,23 +220,38 @@ class Surgeon:
                 self.on_q(stats)
         return self.learning.inverse
 
-    def prune(self, sparsity: float, *, inverse: InverseFisher | None = None) -> PruneStep:
-        """Prune to the given total sparsity with a fresh Q, or with the one that is passed."""
+    def prune(
+        self, sparsity: float, *, inverse: InverseFisher | None = None, cuts: int = 1, refine: int = 24
+    ) -> PruneStep:
+        """Prune to the given total sparsity with a fresh Q, or with the one that is passed.
+
+        In more than one cut each leaves the same share of what the last one left, and Q is refined in between
+        (`refine` auxiliary steps): a quadratic model holds better over a small change. A Q that is not
+        learned would have to be estimated anew each time; with it there is one cut.
+        """
         if not 0 < sparsity < 1:
             raise ValueError(f"sparsity must be in (0, 1), got {sparsity}")
         if sparsity <= self.sparsity:
             raise ValueError(f"sparsity {sparsity} is not above the present {self.sparsity:.4f}")
         if sparsity > self.pattern.limit:
             raise ValueError(f"the pattern allows a sparsity of {self.pattern.limit} at most, got {sparsity}")
+        if cuts < 1 or refine < 1:
+            raise ValueError(f"cuts and refine must be >= 1, got {cuts} and {refine}")
         if not self.history and not self.options.measure_batches:
             next(cycle(self.loader))  # an empty loader is an error, before anything is changed
-        before = self._outputs()
+        before, old = self._outputs(), self.masks
         q = inverse or self.estimate()
-        new = self.select(q, sparsity)
-        predicted = self._operate(q, new)
-        old, self.masks = self.masks, {**new, **self._bias_masks(new)}
-        if self.options.batchnorm_batches:
-            refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
+        cuts = cuts if self.learning is not None else 1
+        kept, predicted = 1 - self.sparsity, 0.0
+        for left in reversed(range(cuts)):
+            target = sparsity if not left else 1 - kept * ((1 - sparsity) / kept) ** (1 - left / cuts)
+            new = self.select(q, target)
+            predicted += self._operate(q, new)
+            self.masks = {**new, **self._bias_masks(new)}
+            if self.options.batchnorm_batches:
+                refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
+            if left:
+                q = self.refine(refine)
         step = PruneStep(
             target=sparsity,
             sparsity=self.sparsity,

@@ -27,15 +27,25 @@ class Unit:
     cost: float = 1.0
 
 
-def run_units(path: Path, settings: Mapping[str, Any], units: Sequence[Unit], progress: Progress) -> Results:
+def run_units(
+    path: Path,
+    settings: Mapping[str, Any],
+    units: Sequence[Unit],
+    progress: Progress,
+    *,
+    needs: Callable[[], Any] | None = None,
+) -> Results:
     """The result of every unit, each written to `path` as soon as it is there; those found there are kept.
 
-    Results of other settings are not: they are computed anew and replaced.
+    Results of other settings are not: they are computed anew and replaced. `needs` is called first if there
+    is anything to do: it fails, say for want of data, before anything is written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     settings = json.loads(json.dumps(settings))
     kept = _read(path, settings)
     done: Results = {unit.key: kept[unit.key] for unit in units if unit.key in kept}
+    if needs is not None and len(done) < len(units):
+        needs()
+    path.parent.mkdir(parents=True, exist_ok=True)
     if done:
         progress(f"{len(done)} of {len(units)} parts are there already")
     spent = finished = 0.0

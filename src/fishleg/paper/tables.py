@@ -16,6 +16,7 @@ from typing import Any
 
 from fishleg.checkpoint import write_atomically
 from fishleg.paper import ablation, estimation, init
+from fishleg.paper.ablation import shared
 
 Cell = str | float | None | dict[str, Any]
 
@@ -30,6 +31,10 @@ def tables(results: Path) -> dict[str, str]:
     found.update(_init(records["init"]["summary"]))
     found.update(_estimation(records["estimation"]["summary"]))
     found.update(_ablation(records["ablation"]))
+    for path in sorted(results.glob("unstructured-*.json")):
+        found.update(_unstructured(path.stem, json.loads(path.read_text("utf-8"))["summary"]))
+    for path in sorted(results.glob("semi_structured-*.json")):
+        found[path.stem] = _semi_structured(json.loads(path.read_text("utf-8"))["summary"])
     return found
 
 
@@ -103,7 +108,7 @@ def _estimation(summary: dict[str, Any]) -> dict[str, str]:
 def _ablation(record: dict[str, Any]) -> dict[str, str]:
     summary, sizes = record["summary"], record["settings"]["blocks"]
     A = []
-    for key in [f"{f}, {s}" for f in ablation.FACTORS for s in (*ablation.SCHEDULES, "noise-free")]:
+    for key in [f"{f}, {s}" for f in shared.FACTORS for s in (*shared.SCHEDULES, "noise-free")]:
         # a record that is not complete shows dashes
         units = [summary["A"].get(f"{key}, P={P}", {}) for P in "IQ"]
         A.append([key, *(unit.get(kind) for unit in units for kind in ("rate", "final gap"))])
@@ -135,7 +140,7 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
         "full": "distance to full, mean over stages",
         "blocks": "distance to blocks, mean over stages",
     }
-    arms = (ablation.OBERT, ablation.OBERT_MORE, ablation.FLS, ablation.OURS, ablation.UNTRAINED)
+    arms = (shared.OBERT, shared.OBERT_MORE, shared.FLS, shared.OURS, shared.UNTRAINED)
     head = [f"blocks of {size}" for size in sizes]
     found = {
         "ablation-a": _table(["", "P = I: rate", "P = I: gap", "P = Q: rate", "P = Q: gap"], A),
@@ -153,6 +158,30 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
     rows = [[name, *(time[name] for time in times)] for name in times[0]]
     found["ablation-d-time"] = _table(["time / oBERT's recursion", *head], rows)
     return found
+
+
+def _unstructured(name: str, summary: dict[str, Any]) -> dict[str, str]:
+    """Accuracy by arm; what scorer and optimizer bring."""
+    levels = list(next(iter(summary["after"].values())))
+    rows = [[arm, *(_points(values[level]) for level in levels)] for arm, values in summary["after"].items()]
+    head = f"test accuracy, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']})"
+    found = {name: _table([head, *levels], rows)}
+    if "parts" in summary:
+        rows = [[part, *(_points(summary["parts"][level][part]) for level in levels)]
+                for part in ("scorer", "optimizer", "both")]  # fmt: skip
+        found[f"{name}-parts"] = _table(["points gained by", *levels], rows)
+    return found
+
+
+def _semi_structured(summary: dict[str, Any]) -> str:
+    rows = [[arm, _points(summary["before"][arm]), _points(value)] for arm, value in summary["after"].items()]
+    head = f"test accuracy at 2:4, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']})"
+    return _table([head, "before the last training", "after"], rows)
+
+
+def _points(value: dict[str, float]) -> str:
+    """Percentage points to two places; the error where there is more than one seed."""
+    return f"{value['mean']:.2f}" + (f" ± {value['sem']:.2f}" if value["sem"] else "")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

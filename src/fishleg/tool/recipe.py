@@ -10,12 +10,12 @@ import dataclasses
 import json
 import math
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fishleg.toml import read_toml
 from fishleg.tool.errors import ToolError, nearest
 
 METHODS = ("fishleg", "magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac", "exact")
@@ -117,6 +117,7 @@ class Recipe:
     )
     update_every: int = _option("tuning", 10, "Training steps per step of Q's learning.", rule=">= 1")
     refine: int = _option("tuning", 24, "Steps of Q's learning before each pruning step.", rule=">= 0")
+    cuts: int = _option("tuning", 3, "Cuts per pruning step, Q refined between them.", rule=">= 1")
     distill: bool = _option("tuning", False, "Train towards the dense model's outputs; needs no labels.")
 
     out: str = _option("run", "fishleg-run", "Directory for everything the run writes.")
@@ -340,11 +341,7 @@ def _holds(rule: str, value: float) -> bool:
 
 def _parse(path: Path, text: str) -> Any:
     if path.suffix == ".toml":
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
-        return tomllib.loads(text)
+        return read_toml(text)
     if path.suffix == ".json":
         return json.loads(text)
     if path.suffix in (".yaml", ".yml"):

@@ -1,4 +1,4 @@
-"""Real data: the digits that travel with the package, and CIFAR-10 from its official binary archive."""
+"""Real data: the digits that travel along; CIFAR-10 and Tiny-ImageNet in their official layouts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from fishleg.workloads.archives import CIFAR10, TINY_IMAGENET, how_to_get
 
 CIFAR_MEAN, CIFAR_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -42,13 +44,58 @@ def cifar10(split: str = "train", directory: str | os.PathLike[str] | None = Non
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] if split == "train" else ["test_batch.bin"]
     missing = [name for name in names if not (root / name).is_file()]
     if missing:
-        raise FileNotFoundError(
-            f"CIFAR-10 is not at {root} (missing {missing[0]}). Unpack the official binary archive "
-            "cifar-10-binary.tar.gz there, or point FISHLEG_DATA (or --data) at the directory that holds it."
-        )
+        raise FileNotFoundError(f"CIFAR-10 is not at {root} (missing {missing[0]}). {how_to_get(CIFAR10)}")
     rows = torch.cat([torch.frombuffer(bytearray((root / n).read_bytes()), dtype=torch.uint8) for n in names])
     rows = rows.view(-1, 3073)
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].long()
+
+
+def tiny_imagenet(
+    split: str = "train", directory: str | os.PathLike[str] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tiny-ImageNet as uint8 images [N, 3, 64, 64] and labels; the test split is the official `val`.
+
+    Labels number the classes of `wnids.txt` in alphabetical order. A directory `tiny-imagenet-N` with some
+    of the 200 classes, in the same layout, is read as well; the largest wins.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
+    base = data_directory(directory)
+    found = [path.parent for path in base.glob("tiny-imagenet-*/wnids.txt")]
+    if not found:
+        raise FileNotFoundError(
+            f"Tiny-ImageNet is not in {base} (no tiny-imagenet-*/wnids.txt). {how_to_get(TINY_IMAGENET)}"
+        )
+    root = max(found, key=lambda path: len((path / "wnids.txt").read_text().split()))
+    classes = {name: i for i, name in enumerate(sorted((root / "wnids.txt").read_text().split()))}
+    if split == "train":
+        files = [
+            (path, i)
+            for name, i in classes.items()
+            for path in sorted((root / "train" / name).rglob("*.JPEG"))
+        ]
+    else:
+        lines = (line.split("\t") for line in (root / "val" / "val_annotations.txt").read_text().splitlines())
+        files = [
+            (root / "val" / "images" / file, classes[name]) for file, name, *_ in lines if name in classes
+        ]
+    if not files:
+        raise FileNotFoundError(f"{root} has no {split} images. {how_to_get(TINY_IMAGENET)}")
+    images = torch.stack([_jpeg(path) for path, _ in files])
+    return images, torch.tensor([label for _, label in files])
+
+
+def _jpeg(path: Path) -> Tensor:
+    """One picture as uint8 [3, 64, 64]."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError("reading JPEG images needs Pillow: pip install 'fishleg[plot]'") from None
+    with Image.open(path) as picture:
+        if picture.size != (64, 64):
+            raise ValueError(f"{path} is {picture.size[0]}×{picture.size[1]}, Tiny-ImageNet's are 64×64")
+        pixels = torch.frombuffer(bytearray(picture.convert("RGB").tobytes()), dtype=torch.uint8)
+    return pixels.view(64, 64, 3).permute(2, 0, 1).contiguous()
 
 
 def normalize(images: Tensor) -> Tensor:

@@ -54,6 +54,51 @@ class CifarResNet(nn.Module):
         return logits
 
 
+class _ProjectedBlock(nn.Module):
+    """Two 3×3 convolutions; where the shape changes, the shortcut is a strided 1×1 convolution."""
+
+    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(n_out)
+        self.conv2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(n_out)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or n_in != n_out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet18 for small images: a 3×3 first convolution (`stem_stride` 2 for 64×64), one linear layer last.
+
+    Width 64 is the usual one (11.2 M parameters), width 16 has 0.7 M.
+    """
+
+    def __init__(self, classes: int = 10, width: int = 64, stem_stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 3, stem_stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        self.blocks = nn.Sequential(
+            *(
+                nn.Sequential(_ProjectedBlock(a, b, 1 if a == b else 2), _ProjectedBlock(b, b, 1))
+                for a, b in pairwise(widths)
+            )
+        )
+        self.linear = nn.Linear(8 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(functional.relu(self.bn1(self.conv1(x))))
+        logits: Tensor = self.linear(x.mean((2, 3)))
+        return logits
+
+
 def resnet20(classes: int = 10) -> CifarResNet:
     """The CIFAR ResNet20 of He et al."""
     return CifarResNet(3, 16, classes)

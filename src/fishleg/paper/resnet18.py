@@ -1,0 +1,252 @@
+"""What the two experiments with ResNet18 share: data, the dense model, scorers × optimizers, one run."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.checkpoint import write_atomically
+from fishleg.loop import FineTuning, gradual
+from fishleg.paper.config import CONTROL, Config
+from fishleg.paper.harness import Progress, Results, Unit, duration
+from fishleg.surgeon import PruneStep, Surgeon
+from fishleg.warmstart import AuxiliaryOptions
+from fishleg.workloads import data
+from fishleg.workloads.archives import CIFAR10, TINY_IMAGENET, fetch
+from fishleg.workloads.models import ResNet18
+
+SGD_RATE = {"ours": 0.05, "paper": 1e-3}
+
+
+@dataclass(frozen=True)
+class Data:
+    """uint8 images and labels, on the CPU."""
+
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    def batches(self, config: Config, seed: int) -> data.Batches:
+        """Shuffled batches with flips and crops; digits are not flipped about, they would be others."""
+        size = min(config.batch_size, len(self.images))
+        augmented = config.dataset != "digits"
+        return data.Batches(self.images, self.labels, size, seed=seed, augmented=augmented)
+
+
+def load_data(config: Config, directory: Path | None, progress: Progress, *, download: bool = False) -> Data:
+    """The dataset of the configuration, downloaded first where that is asked for."""
+    if config.dataset == "digits":
+        images, labels, test_images, test_labels = data.split_digits()
+        big = [(x * 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous() for x in (images, test_images)]
+        return Data(big[0], labels, big[1], test_labels)
+    archive, read = {
+        "cifar10": (CIFAR10, data.cifar10),
+        "tiny-imagenet": (TINY_IMAGENET, data.tiny_imagenet),
+    }[config.dataset]
+    try:
+        test = read("test", directory)
+    except FileNotFoundError:
+        if not download:
+            raise
+        fetch(archive, data.data_directory(directory), progress)
+        test = read("test", directory)
+    return Data(*read("train", directory), *test)
+
+
+@torch.no_grad()
+def test_accuracy(model: nn.Module, examples: Data, device: str) -> float:
+    """Per cent of the test images that are classified rightly."""
+    model.eval()
+    right = 0
+    for images, labels in zip(examples.test_images.split(500), examples.test_labels.split(500), strict=True):
+        right += int((model(data.normalize(images.to(device))).argmax(1) == labels.to(device)).sum())
+    return 100 * right / len(examples.test_labels)
+
+
+def new_model(config: Config, classes: int) -> nn.Module:
+    """An untrained network, the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ResNet18(classes, config.width, config.stem_stride)
+    return model.to(config.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+class Dense:
+    """The dense model: trained with Adam once, kept beside the results, and shared by all that prune it."""
+
+    def __init__(self, config: Config, examples: Data, out: Path, progress: Progress) -> None:
+        self.config, self.examples, self.progress = config, examples, progress
+        self.path = out / f"dense-{config.dataset}-{config.width}.pt"
+
+    def model(self) -> nn.Module:
+        """A fresh copy of the trained model."""
+        state = self._trained()
+        model = new_model(self.config, self.examples.classes)
+        model.load_state_dict(state["model"])
+        return model.eval()
+
+    def curve(self) -> list[dict[str, float]]:
+        """Training loss and test accuracy after each epoch."""
+        return list(self._trained()["curve"])
+
+    def _trained(self) -> dict[str, Any]:
+        config, state = self.config, self._read()
+        if state is not None and len(state["curve"]) == config.dense_epochs:
+            return state
+        model = new_model(config, self.examples.classes)
+        batches = self.examples.batches(config, seed=1000)
+        optimizer = torch.optim.Adam(model.parameters(), lr=config.dense_lr)
+        steps = config.dense_epochs * len(batches)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _one_cycle(step / steps))
+        curve: list[dict[str, float]] = []
+        if state is not None:  # a run that was stopped goes on with its next epoch
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            schedule.load_state_dict(state["schedule"])
+            curve = state["curve"]
+        for epoch in range(len(curve), config.dense_epochs):
+            start = time.perf_counter()
+            batches.set_epoch(epoch)
+            loss = _train_epoch(model, batches, optimizer, schedule, config.device)
+            accuracy = test_accuracy(model, self.examples, config.device)
+            curve.append({"loss": loss, "accuracy": accuracy})
+            left = (time.perf_counter() - start) * (config.dense_epochs - epoch - 1)
+            self.progress(
+                f"dense model, epoch {epoch + 1} of {config.dense_epochs}: loss {loss:.3f}, "
+                f"{accuracy:.2f} %, about {duration(left)} left"
+            )
+            state = {
+                "settings": config.dense_settings(), "model": model.state_dict(), "curve": curve,
+                "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
+            }  # fmt: skip
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            write_atomically(self.path, buffer.getvalue())
+        assert state is not None
+        return state
+
+    def _read(self) -> dict[str, Any] | None:
+        """The state of a finished or stopped training with the same settings."""
+        if not self.path.exists():
+            return None
+        state: dict[str, Any] = torch.load(self.path, map_location=self.config.device, weights_only=True)
+        return state if state["settings"] == self.config.dense_settings() else None
+
+
+def _one_cycle(share: float) -> float:
+    """Up linearly over the first fifth, then down to zero along a half cosine: it ends on a plateau."""
+    return share / 0.2 if share < 0.2 else 0.5 * (1 + math.cos(math.pi * (share - 0.2) / 0.8))
+
+
+def _train_epoch(
+    model: nn.Module, batches: data.Batches, optimizer: Any, schedule: Any, device: str
+) -> float:
+    model.train()
+    losses = []
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    return float(torch.stack(losses).mean())
+
+
+def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the Surgeon and of the fine-tuning for "scorer + optimizer", as the preset has them."""
+    scorer, _, optimizer = arm.partition(" + ")
+    scorers: dict[str, dict[str, Any]] = {
+        "magnitude": {"method": "magnitude", "compensation": "none"},
+        # OBS as its authors have it: empirical Fisher, blocks of 50, updates of single weights added up
+        "OBS": {"method": "obert", "compensation": "sum", "empirical": True, "samples": config.obs_samples},
+        "FLS": {"samples": config.samples},
+    }
+    sgd = {"optimizer": "sgd", "lr": SGD_RATE[config.preset] * (10 if arm == CONTROL else 1)}
+    tuning = {"optimizer": "fishleg"} if optimizer == "FishLeg" else sgd
+    surgery = scorers[scorer]
+    if config.preset == "paper" and optimizer == "FishLeg":
+        paper, tuning = paper_preset(config.dataset)
+        surgery = {**surgery, **paper, **({} if scorer == "FLS" else {"method": "magnitude"})}
+    return surgery, {"epochs": config.epochs, **tuning}
+
+
+def paper_preset(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The paper's table of hyperparameters: η, α, η_aux, β, γ, scale, warmup.
+
+    α is taken to be weight decay, "scale" the multiple of I at which Q starts, and "warmup" the auxiliary
+    steps before the first pruning; one auxiliary step goes with every training step. What the table leaves
+    open is as in its text: Q = D(LLᵀ⊗RRᵀ)D, isotropic probes with exact products, P = Q, OBS's updates of
+    single weights.
+    """
+    tiny = dataset == "tiny-imagenet"
+    auxiliary = AuxiliaryOptions(
+        estimator="probe", lr=1e-6 if tiny else 1e-5, betas=(0.9, 0.999), precondition=True
+    )
+    surgery = {
+        "gamma": 1.0 if tiny else 1e-3, "scale": 1.0 if tiny else 10.0, "structure": "scaled-kronecker",
+        "samples": 400, "auxiliary": auxiliary, "compensation": "sum",
+    }  # fmt: skip
+    tuning = {
+        "optimizer": "fishleg", "lr": 1e-2 if tiny else 1e-3, "momentum": 0.9, "weight_decay": 1e-5,
+        "max_kl": math.inf, "step_damping": 1.0, "update_every": 1, "refine": 0,
+    }  # fmt: skip
+    return surgery, tuning
+
+
+def prune_run(
+    config: Config, dense: Dense, arm: str, seed: int, *, pattern: str, sparsities: tuple[float, ...]
+) -> Results:
+    """Algorithm 1 from the dense model: the test accuracy right after each pruning and after its training."""
+    examples, model = dense.examples, dense.model()
+    surgery, tuning = arm_options(config, arm)
+    surgeon = Surgeon(
+        model, examples.batches(config, seed=100 + seed), pattern=pattern,
+        generator=torch.Generator().manual_seed(seed), **surgery,
+    )  # fmt: skip
+    rows: list[dict[str, float]] = []
+    start = time.perf_counter()
+
+    def pruned(step: PruneStep) -> None:
+        rows.append({"sparsity": step.target, "before": test_accuracy(model, examples, config.device)})
+
+    def tuned(step: PruneStep) -> None:
+        rows[-1]["after"] = test_accuracy(model, examples, config.device)
+        left = (time.perf_counter() - start) / len(rows) * (len(sparsities) - len(rows))
+        dense.progress(
+            f"   {step.target:.1%} removed: {rows[-1]['before']:.2f} -> {rows[-1]['after']:.2f} %"
+            + (f", about {duration(left)} left of this part" if left else "")
+        )
+
+    training = examples.batches(config, seed=seed)
+    gradual(surgeon, sparsities, training, FineTuning(**tuning), on_prune=pruned, on_stage=tuned)
+    return {"rows": rows, "seconds": time.perf_counter() - start}
+
+
+def units(
+    config: Config, dense: Callable[[], Dense], *, pattern: str, sparsities: tuple[float, ...]
+) -> list[Unit]:
+    """The dense model, then every (arm, seed), seed by seed: what a stopped run has done can be compared."""
+
+    def compute(arm: str, seed: int) -> Callable[[Results], Any]:
+        return lambda _: prune_run(config, dense(), arm, seed, pattern=pattern, sparsities=sparsities)
+
+    work = [Unit("dense", lambda _: {"curve": dense().curve()}, config.dense_epochs)]
+    cost = config.epochs * len(sparsities)
+    work += [
+        Unit(f"{arm}, seed {seed}", compute(arm, seed), cost) for seed in config.seeds for arm in config.arms
+    ]
+    return work

@@ -1,0 +1,123 @@
+"""The paper's main figure: ResNet18, test accuracy against sparsity, scorers crossed with optimizers."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fishleg.paper import config as configs
+from fishleg.paper.config import CONTROL, Config
+from fishleg.paper.harness import (
+    Progress,
+    Results,
+    band,
+    finish,
+    mean_sem,
+    need_matplotlib,
+    run_units,
+    save_picture,
+)
+from fishleg.paper.resnet18 import Dense, load_data, units
+
+NAME = "unstructured"
+AS_THE_PAPER = ("magnitude + SGD", "OBS + SGD", "FLS + FishLeg")
+CROSSED = ("magnitude + SGD", "magnitude + FishLeg", "FLS + SGD", "FLS + FishLeg")
+COLOURS = {
+    "magnitude + SGD": "tab:blue",
+    "OBS + SGD": "tab:orange",
+    "FLS + FishLeg": "tab:green",
+    "FLS + SGD": "tab:olive",
+    "magnitude + FishLeg": "tab:cyan",
+    CONTROL: "tab:purple",
+}
+
+
+def run(
+    out: Path,
+    *,
+    smoke: bool = False,
+    progress: Progress = print,
+    config: str = "cifar10",
+    data: Path | None = None,
+    download: bool = False,
+) -> Results:
+    """Run what is missing of one configuration; writes `unstructured-CONFIG.json` and `.png` to `out`."""
+    need_matplotlib()
+    name, chosen = ("smoke", configs.load("smoke")) if smoke else (Path(config).stem, configs.load(config))
+
+    @cache
+    def dense() -> Dense:
+        return Dense(chosen, load_data(chosen, data, progress, download=download), out, progress)
+
+    path = out / f"{NAME}-{name}.json"
+    work = units(chosen, dense, pattern="global", sparsities=chosen.sparsities)
+    results = run_units(path, chosen.settings(), work, progress, needs=dense)
+    record = finish(path, chosen.settings(), results, summary(chosen, results))
+    save_picture(_draw(chosen, results), path.with_suffix(".png"), smoke=smoke)
+    return record
+
+
+def by_arm(config: Config, results: Results) -> dict[str, list[Results]]:
+    """The runs of each arm, one per seed."""
+    return {arm: [results[f"{arm}, seed {seed}"] for seed in config.seeds] for arm in config.arms}
+
+
+def summary(config: Config, results: Results) -> Results:
+    """Accuracies by arm and sparsity; what scorer and optimizer contribute, where all four are there."""
+    runs = by_arm(config, results)
+    found: Results = {"dense": results["dense"]["curve"][-1]["accuracy"], "seeds": len(config.seeds)}
+    for when in ("before", "after"):
+        found[when] = {
+            arm: {
+                f"{100 * s:.1f} %": mean_sem([seed["rows"][i][when] for seed in seeds])
+                for i, s in enumerate(config.sparsities)
+            }
+            for arm, seeds in runs.items()
+        }
+    found["seconds"] = {arm: mean_sem([seed["seconds"] for seed in seeds]) for arm, seeds in runs.items()}
+    if set(CROSSED) <= set(runs):
+        found["parts"] = {
+            f"{100 * s:.1f} %": _parts(
+                {arm: [seed["rows"][i]["after"] for seed in runs[arm]] for arm in CROSSED}
+            )
+            for i, s in enumerate(config.sparsities)
+        }
+    return found
+
+
+def _parts(after: dict[str, list[float]]) -> Results:
+    """The gain of FLS + FishLeg over magnitude + SGD, and what each of the two brings, on average."""
+    rows = list(zip(*(after[arm] for arm in CROSSED), strict=True))
+    return {
+        "scorer": mean_sem([(fs - ms + ff - mf) / 2 for ms, mf, fs, ff in rows]),
+        "optimizer": mean_sem([(mf - ms + ff - fs) / 2 for ms, mf, fs, ff in rows]),
+        "both": mean_sem([ff - ms for ms, _, _, ff in rows]),
+    }
+
+
+def _draw(config: Config, results: Results) -> Any:
+    from matplotlib.figure import Figure
+
+    runs = by_arm(config, results)
+    panels = [("as the paper did it", AS_THE_PAPER), ("scorer × optimizer", CROSSED)]
+    panels = [(title, arms) for title, arms in panels if len(set(arms) & set(runs)) > 1]
+    if CONTROL in runs:
+        panels = [("the paper's hyperparameters", (*AS_THE_PAPER, CONTROL))]
+    figure = Figure(figsize=(6.2 * len(panels), 4.6), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    x = [1 / (1 - s) for s in config.sparsities]
+    for axis, (title, arms) in zip(axes, panels, strict=True):
+        for arm in (arm for arm in arms if arm in runs):
+            rows = [[row["after"] for row in seed["rows"]] for seed in runs[arm]]
+            band(axis, x, rows, arm, color=COLOURS[arm], marker="o", markersize=3)
+        axis.axhline(results["dense"]["curve"][-1]["accuracy"], color="grey", linewidth=0.8)
+        axis.set_xscale("log")
+        axis.set_xticks(x, [f"{100 * s:.1f}" for s in config.sparsities])
+        axis.minorticks_off()
+        axis.set(title=title, xlabel="sparsity, % (log scale of 1/kept)", ylabel="test accuracy, %")
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize=8)
+    seeds = f"{len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}"
+    figure.suptitle(f"ResNet18, width {config.width}, {config.dataset}, {seeds}; grey: dense")
+    return figure
