@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.auxiliary import Auxiliary, AuxStats
-from fishleg.batches import Forward, batch_size, cycle, default_forward, slice_batch, targets_of
+from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch, slice_batch, targets_of
 from fishleg.fisher import fisher_product, frozen_statistics, mean_diagonal, sample_h, trainable
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.kfac import kfac_factors
@@ -77,9 +77,13 @@ def estimate(
         assert auxiliary.gamma is not None
         return auxiliary.inverse, auxiliary.gamma
 
+    def pieces(count: int) -> Iterator[Any]:
+        device = next(model.parameters()).device
+        return (move_batch(part, device) for part in islice(sub_batches(loader, sub_batch), count))
+
     def draw(count: int, layers: list[Layer] = layers) -> Iterator[dict[str, Tensor]]:
         """`count` vectors h, one at a time, packed by layer."""
-        for part in islice(sub_batches(loader, sub_batch), count):
+        for part in pieces(count):
             if empirical:
                 h = _empirical_h(model, part, likelihood, forward)
             else:
@@ -96,12 +100,11 @@ def estimate(
     if method in build:
         operators = build[method](layers, draw(samples), gamma, block_size)
     elif method == "exact":
-        operators = _exact(
-            model, layers, list(islice(sub_batches(loader, sub_batch), samples)), likelihood, gamma, forward
-        )
+        operators = _exact(model, layers, list(pieces(samples)), likelihood, gamma, forward)
     else:
-        batches = islice(sub_batches(loader, sub_batch), samples)
-        factors = kfac_factors(model, layers, batches, likelihood, forward=forward, generator=generator)
+        factors = kfac_factors(
+            model, layers, pieces(samples), likelihood, forward=forward, generator=generator
+        )
         operators = _diagonal([x for x in layers if x.name not in factors], draw(samples), gamma, block_size)
         for layer in layers:
             if layer.name in factors:
@@ -186,7 +189,7 @@ def _diagonal(
         return operators
     for t, h in enumerate(draws):
         for name, operator in operators.items():
-            operator.to(h[name].dtype).natural_step_(h[name].unsqueeze(0), gamma, 1 / (t + 1))
+            operator.to(h[name]).natural_step_(h[name].unsqueeze(0), gamma, 1 / (t + 1))
     return operators
 
 
@@ -211,7 +214,7 @@ def _blocks(
         assert isinstance(operator.factor, BlockFactor)
         damped = moments.pop(name).div_(count)
         damped.diagonal(dim1=-2, dim2=-1).add_(gamma)
-        operator.to(damped.dtype)
+        operator.to(damped)
         with torch.no_grad():
             operator.factor.matrix.copy_(_inverse_root(damped))
     return operators
@@ -244,7 +247,7 @@ def _exact(
             )
         columns = []
         for i in range(n):
-            unit = torch.zeros(n, dtype=next(model.parameters()).dtype)
+            unit = next(model.parameters()).new_zeros(n)
             unit[i] = 1
             v = layer.unpack(unit.view(layer.shape))
             column = sum(
@@ -254,9 +257,9 @@ def _exact(
             columns.append(column.flatten() / len(batches))
         F = torch.stack(columns)
         factor = FullFactor(n)
-        operator = Gram(layer.shape, factor).to(F.dtype)
+        operator = Gram(layer.shape, factor).to(F)
         with torch.no_grad():
-            factor.matrix.copy_(_inverse_root(0.5 * (F + F.mT) + gamma * torch.eye(n, dtype=F.dtype)))
+            factor.matrix.copy_(_inverse_root(0.5 * (F + F.mT) + gamma * torch.eye(n).to(F)))
         operators[layer.name] = operator
     return operators
 
@@ -272,7 +275,7 @@ def _kfac(output_side: Tensor, input_side: Tensor, gamma: float) -> Kronecker:
             (operator.R, input_side, gamma**0.5 * pi),
         ):
             assert isinstance(factor, FullFactor)
-            factor.matrix.copy_(_inverse_root(matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype)))
+            factor.matrix.copy_(_inverse_root(matrix + damping * torch.eye(len(matrix)).to(matrix)))
     return operator
 
 
@@ -284,7 +287,7 @@ def _ekfac_basis(output_side: Tensor, input_side: Tensor, gamma: float) -> Krone
 
 def _full_kronecker(output_side: Tensor, input_side: Tensor, *, inner: bool) -> Kronecker:
     sides = FullFactor(len(output_side)), FullFactor(len(input_side))
-    return Kronecker(*sides, outer=False, inner=inner).to(output_side.dtype)
+    return Kronecker(*sides, outer=False, inner=inner).to(output_side)
 
 
 def _inverse_root(matrix: Tensor) -> Tensor:

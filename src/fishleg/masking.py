@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fishleg.batches import Forward, cycle, default_forward
+from fishleg.batches import Forward, cycle, default_forward, move_batch
 
 
 @torch.no_grad()
@@ -69,6 +69,7 @@ def refresh_batchnorm(
     norms = [norm for norm in norms if norm.training or not model.training]
     if not norms or batches < 1:
         return 0
+    device = next(norms[0].buffers()).device
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     try:
@@ -78,7 +79,7 @@ def refresh_batchnorm(
             norm.momentum = None  # cumulative average over the batches
             norm.train()
         for _, batch in zip(range(batches), cycle(loader), strict=False):
-            forward(model, batch)
+            forward(model, move_batch(batch, device))
     finally:
         for module, mode in modes.items():
             module.training = mode
