@@ -66,4 +66,4 @@ wheel: $(VENV)/.stamp-dev
 ci: lint types test wheel
 
 clean:
-	rm -rf $(VENV) dist demo-out paper-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

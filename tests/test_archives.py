@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import shutil
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -100,6 +101,27 @@ def test_tiny_imagenet_layout(tmp_path: Path) -> None:
         assert labels.bincount().tolist() == [count] * 4
         grey = images.float().mean((1, 2, 3))
         torch.testing.assert_close(grey, 40.0 * labels.float(), atol=2, rtol=0)  # JPEG is not exact
+
+
+def test_some_classes_of_tiny_imagenet(tmp_path: Path) -> None:
+    tiny(tmp_path / "tiny-imagenet-4", ["n03", "n01", "n02", "n04"])
+    tiny(tmp_path / "tiny-imagenet-2", ["n01", "n02"])
+    _, labels = tiny_imagenet("train", tmp_path, 2)
+    assert labels.bincount().tolist() == [3, 3]
+    images, labels = tiny_imagenet("test", tmp_path, ["n04", "n02"])
+    assert labels.tolist() == [0, 1]
+    torch.testing.assert_close(
+        images.float().mean((1, 2, 3)), torch.tensor([40.0, 120.0], dtype=torch.float32), atol=2, rtol=0
+    )
+    with pytest.raises(
+        FileNotFoundError, match=r"with 200 classes is not in .*tiny-imagenet-2 has 2 classes"
+    ):
+        tiny_imagenet("train", tmp_path, 200)
+    with pytest.raises(FileNotFoundError, match="with all classes is not in"):
+        tiny_imagenet("train", tmp_path, ["n05"])
+    shutil.rmtree(tmp_path / "tiny-imagenet-4" / "train" / "n03")
+    with pytest.raises(FileNotFoundError, match="no train images of n03: it is incomplete"):
+        tiny_imagenet("train", tmp_path)
 
 
 def test_pictures_of_another_size_are_refused(tmp_path: Path) -> None:

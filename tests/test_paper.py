@@ -1,6 +1,7 @@
 """The paper's figures: their parts against slow, obvious versions, and each run from beginning to end."""
 
 import builtins
+import importlib
 import json
 from itertools import product
 from pathlib import Path
@@ -70,8 +71,14 @@ def test_units_are_kept_and_those_of_other_settings_are_not(tmp_path: Path) -> N
         "second": 1,
     }
     assert calls == ["second"]
-    run_units(path, {"a": (1, 3)}, [unit("first")], lambda _: None)
+    told: list[str] = []
+    run_units(path, {"a": (1, 3)}, [unit("first")], told.append)
     assert calls == ["second", "first"]
+    assert "x.json has other settings: it is x.old.json now" in told
+    assert set(json.loads((path.parent / "x.old.json").read_text())["units"]) == {"first", "second"}
+    run_units(path, {"a": (1, 3)}, [unit("third")], told.append)
+    assert calls.pop() == "third"
+    assert set(json.loads(path.read_text())["units"]) == {"first", "third"}  # nothing is lost
     path.write_text("{ half a fi")
     run_units(path, {"a": (1, 3)}, [unit("first")], lambda _: None)
     assert calls == ["second", "first", "first"]
@@ -200,6 +207,18 @@ def test_the_document_shows_the_committed_results() -> None:
     text = document.read_text("utf-8")
     assert tables.fill(text, results) == text
     for name in tables.tables(results):
+        assert f"<!-- table: {name} -->\n|" in text
+
+
+def test_the_readme_shows_the_committed_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parent.parent
+    if not (root / "benchmarks" / "results").is_dir():
+        pytest.skip("the results are not part of the source distribution")
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    made = importlib.import_module("tables").tables()
+    text = (root / "README.md").read_text("utf-8")
+    assert tables.renew(text, made) == text
+    for name in made:
         assert f"<!-- table: {name} -->\n|" in text
 
 

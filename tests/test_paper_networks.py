@@ -11,7 +11,8 @@ import torch
 from fishleg import FineTuning, SurgeonOptions
 from fishleg.loop import Gradual
 from fishleg.paper import config as configs
-from fishleg.paper import resnet18, semi_structured, unstructured
+from fishleg.paper import resnet18, semi_structured, tables, unstructured
+from fishleg.paper.harness import plain
 from fishleg.surgeon import Surgeon
 from fishleg.workloads.models import ResNet18
 
@@ -25,16 +26,17 @@ def test_smoke_runs_and_resumes(module, tmp_path: Path) -> None:
     path = tmp_path / f"{module.NAME}-smoke.json"
     assert json.loads(path.read_text()) == record
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert set(record["units"]) == {"dense", *(f"{arm}, seed 0" for arm in configs.ARMS)}
+    arms = SMOKE.arms if module is unstructured else SMOKE.semi_structured_arms
+    assert set(record["units"]) == {"dense", *(f"{arm}, seed 0" for arm in arms)}
     assert any("left" in line for line in said)
     targets = SMOKE.sparsities if module is unstructured else SMOKE.semi_structured
     for key, unit in record["units"].items():
         if key != "dense":
-            assert [row["sparsity"] for row in unit["rows"]] == list(targets)
+            assert [row["sparsity"] for row in unit["rows"]] == pytest.approx(targets, abs=0.002)
             assert all(0 <= row[when] <= 100 for row in unit["rows"] for when in ("before", "after"))
 
     # a run that was killed in its last part, with the dense model still there
-    record["units"]["magnitude + FishLeg, seed 0"]["seconds"] = -1
+    record["units"]["FLS + FishLeg, seed 0"]["seconds"] = -1
     kept = {k: u for k, u in record["units"].items() if k != "magnitude + SGD, seed 0"}
     path.write_text(json.dumps({"settings": record["settings"], "units": kept}))
     said.clear()
@@ -44,7 +46,13 @@ def test_smoke_runs_and_resumes(module, tmp_path: Path) -> None:
         again["units"]["magnitude + SGD, seed 0"]["rows"]
         == record["units"]["magnitude + SGD, seed 0"]["rows"]
     )
-    assert again["units"]["magnitude + FishLeg, seed 0"]["seconds"] == -1  # it was kept as it was
+    assert again["units"]["FLS + FishLeg, seed 0"]["seconds"] == -1  # it was kept as it was
+    made = tables.tables_of(tmp_path)
+    assert f"| {arms[-1]} | " in made[f"{module.NAME}-smoke"]
+    assert (f"{module.NAME}-smoke-parts" in made) == (module is unstructured)
+    del again["summary"]
+    path.write_text(json.dumps(again))
+    assert tables.tables_of(tmp_path) == {}  # it has not come to its end
 
 
 def dense(tmp_path: Path, config: configs.Config = SMOKE) -> resnet18.Dense:
@@ -72,15 +80,47 @@ def test_stopped_training_of_the_dense_model_goes_on(tmp_path: Path) -> None:
     again = half.model().state_dict()
     assert epochs == 2
     assert all(torch.equal(expected[key], again[key]) for key in expected)
-    assert len(half.curve()) == SMOKE.dense_epochs
+    assert len(half.record()["curve"]) == SMOKE.dense_epochs
+    assert half.record() == whole.record()
 
 
-def test_a_dense_model_of_other_settings_is_not_taken(tmp_path: Path) -> None:
-    first = dense(tmp_path)
-    first.model()
-    other = dense(tmp_path, replace(SMOKE, dense_epochs=1))
-    assert other._read() is None
-    assert len(other.curve()) == 1
+def test_dense_models_of_other_settings_lie_side_by_side(tmp_path: Path) -> None:
+    first, other = dense(tmp_path), dense(tmp_path, replace(SMOKE, dense_epochs=1))
+    assert len(first.record()["curve"]) == 2
+    assert len(other.record()["curve"]) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+    assert len(first.record()["curve"]) == 2
+
+
+def test_results_of_another_dense_model_are_not_added_to(tmp_path: Path) -> None:
+    model = dense(tmp_path, replace(SMOKE, dense_epochs=1))
+    unit = resnet18.units(SMOKE, lambda: model, ["magnitude + SGD"], pattern="global", sparsities=(0.5,))[1]
+    with pytest.raises(ValueError, match="those of another dense model"):
+        unit.compute({"dense": {"weights": "0123"}})
+
+
+def test_a_run_that_diverges_is_told_and_the_next_can_go_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    model = dense(tmp_path, replace(SMOKE, dense_epochs=1))
+    model.progress = said.append
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(resnet18.SGD_RATE, "ours", 1e30)
+        run = resnet18.prune_run(SMOKE, model, "FLS + SGD", 0, pattern="global", sparsities=(0.5, 0.75))
+    assert "diverged" in said[-1]
+    assert [row["sparsity"] for row in run["rows"]] == pytest.approx([0.5, 0.75], abs=0.002)
+    assert run["rows"][1] == {"sparsity": 0.75, "before": None, "after": None}
+
+
+def test_both_scorers_train_with_the_same_damping(tmp_path: Path) -> None:
+    model = dense(tmp_path, replace(SMOKE, dense_epochs=1))
+    found = []
+    for arm in ("magnitude + FishLeg", "FLS + FishLeg"):
+        surgery, tuning = resnet18.arm_options(SMOKE, arm)
+        surgeon = Surgeon(model.model(), model.examples.batches(SMOKE, 0), **surgery)
+        run = Gradual(surgeon, None, FineTuning(**tuning))
+        run.prune(0.5)
+        found.append(run.optimizer.auxiliary.gamma)
+    assert 1 / 3 < found[0] / found[1] < 3
 
 
 def test_resnet18_has_its_usual_size() -> None:
@@ -105,21 +145,22 @@ def test_every_configuration_can_be_loaded_and_its_arms_built(name: str) -> None
 
 
 def test_the_papers_preset_is_its_table() -> None:
-    surgery, tuning = resnet18.paper_preset("cifar10")
-    assert (tuning["lr"], tuning["weight_decay"], tuning["momentum"]) == (1e-3, 1e-5, 0.9)
-    assert (surgery["gamma"], surgery["scale"], surgery["auxiliary"].lr) == (1e-3, 10, 1e-5)
-    surgery, tuning = resnet18.paper_preset("tiny-imagenet")
-    assert (tuning["lr"], tuning["weight_decay"], tuning["momentum"]) == (1e-2, 1e-5, 0.9)
-    assert (surgery["gamma"], surgery["scale"], surgery["auxiliary"].lr) == (1.0, 1, 1e-6)
+    table = {"cifar10": (1e-3, 1e-3, 10, 1e-5), "tiny-imagenet": (1e-2, 1.0, 1, 1e-6)}
+    for dataset, (eta, gamma, scale, eta_aux) in table.items():
+        surgery, tuning = resnet18.paper_preset(replace(SMOKE, dataset=dataset))
+        assert tuning["momentum"] == 0.9
+        assert tuning["lr"] / (1 - 0.9) == pytest.approx(eta)  # what a constant gradient is multiplied by
+        assert tuning["lr"] * tuning["weight_decay"] == pytest.approx(eta * 1e-5)
+        assert (surgery["gamma"], surgery["scale"], surgery["auxiliary"].lr) == (gamma, scale, eta_aux)
     for options in (resnet18.arm_options(replace(SMOKE, preset="paper"), arm)[1] for arm in configs.ARMS[:2]):
-        assert options["lr"] == 1e-3
+        assert (options["lr"], options["lr_schedule"]) == (1e-3, "constant")
 
 
 def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> None:
     config = replace(SMOKE, preset="paper", dense_epochs=1)
     model, examples = dense(tmp_path, config).model(), resnet18.load_data(config, None, print)
     surgery, tuning = resnet18.arm_options(config, "FLS + FishLeg")
-    surgery["samples"] = 24
+    surgery["samples"] = 6
     surgeon = Surgeon(model, examples.batches(config, 0), **surgery)
     run = Gradual(surgeon, None, FineTuning(**{**tuning, "steps": 2}))
     run.prune(0.5)
@@ -140,12 +181,20 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
         ('dataset = "mnist"', "dataset must be one of"),
         ('dataset = "cifar10"\npreset = "best"', "preset must be one of"),
         ('dataset = "cifar10"\narms = ["OBS"]', "arms must be some of"),
-        ('dataset = "cifar10"\narms = []', "arms must be some of"),
+        ('dataset = "cifar10"\narms = []', "arms must be a list of names"),
         ('dataset = "cifar10"\nwidth = 0', "width must be a whole number >= 1, got 0"),
         ('dataset = "cifar10"\nwidth = "16"', "width must be a whole number >= 1, got '16'"),
         ('dataset = "cifar10"\nepochs = 0', "epochs must be a number > 0, got 0"),
         ('dataset = "cifar10"\nsparsities = [0.9, 0.5]', "0.5"),
-        ('dataset = "cifar10"\nseeds = [0.5]', "seeds must be whole numbers"),
+        ('dataset = "cifar10"\nseeds = [0.5]', "seeds must be a list of whole numbers"),
+        ('dataset = "cifar10"\nseeds = [0, 0]', "no two the same"),
+        ('dataset = "cifar10"\nseeds = 3', "seeds must be a list of whole numbers, .*, got 3"),
+        ('dataset = "cifar10"\nsparsities = 0.5', "sparsities must be a list of numbers"),
+        ('dataset = "cifar10"\nsparsities = ["a"]', "sparsities must be a list of numbers"),
+        ('dataset = "cifar10"\narms = 3', "arms must be a list of names"),
+        ('dataset = "cifar10"\nwidth = true', "width must be a whole number >= 1, got True"),
+        ('dataset = "cifar10"\nclasses = 0', "classes must be a whole number >= 1, got 0"),
+        ('dataset = "cifar10"\nsemi_structured = [0.25]', "semi_structured must end with 0.5"),
         ("dataset = ", "is not TOML"),
     ],
 )
@@ -175,4 +224,32 @@ def test_the_gain_is_split_between_scorer_and_optimizer() -> None:
         "FLS + FishLeg": [72.0, 74.0],
     }
     parts = unstructured._parts(after)
-    assert (parts["scorer"]["mean"], parts["optimizer"]["mean"], parts["both"]["mean"]) == (7, 5, 12)
+    assert [part["mean"] for part in parts.values()] == [7, 5, 12]
+
+
+@pytest.mark.parametrize("arms", [("OBS + SGD",), configs.ARMS[:3]])
+def test_fewer_arms_can_be_drawn(arms: tuple[str, ...]) -> None:
+    config = replace(SMOKE, arms=arms)
+    rows = [{"sparsity": s, "before": 60.0, "after": None if s > 0.6 else 70.0} for s in SMOKE.sparsities]
+    results = {f"{arm}, seed 0": {"rows": rows, "seconds": 1.0} for arm in arms}
+    results["dense"] = {"curve": [{"loss": 1.0, "accuracy": 75.0}]}
+    assert len(unstructured._draw(config, results).axes) == 1
+    found = plain(unstructured.summary(config, results))
+    assert "diverged" in tables._unstructured("x", found)["x"]
+
+
+def test_the_configured_classes_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="digits has 10 classes here, expected 9"):
+        resnet18.load_data(replace(SMOKE, classes=9), None, print)
+
+
+def test_an_unknown_device_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="device 'gpu' cannot be used"):
+        unstructured.run(tmp_path / "out", progress=print, device="gpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_with_the_name_of_a_packaged_configuration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cifar10.toml").write_text('dataset = "digits"')
+    with pytest.raises(ValueError, match="call it something else"):
+        configs.load(str(tmp_path / "cifar10.toml"))

@@ -348,7 +348,8 @@ def test_the_command_answers_help_at_once():
 
 @pytest.mark.parametrize("name", GRADUAL)
 def test_options_of_the_training_need_training(name: str):
-    value = {"train_data": "a:b", "optimizer": "sgd", "distill": True, "momentum": 0.5}.get(name, 7)
+    texts = {"train_data": "a:b", "optimizer": "sgd", "lr_schedule": "constant"}
+    value = {**texts, "distill": True, "momentum": 0.5}.get(name, 7)
     with pytest.raises(RecipeError, match=f"{name} needs mode = 'gradual', got mode = 'staged'"):
         make_recipe({name: value})
     make_recipe({name: value, "mode": "gradual"})

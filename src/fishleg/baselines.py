@@ -169,7 +169,7 @@ def learner(
     `untaught` leaves it at its start, for a saved state to be loaded.
     """
     inverse = InverseFisher.from_model(model, structure, scale=scale)
-    groups = 4
+    groups = 4 if options is None else options.groups
     steps = max(samples // groups, 4)
     options = options or AuxiliaryOptions(groups=groups, warm_start=max(steps // 2, 2))
     auxiliary = Auxiliary(
@@ -215,8 +215,9 @@ def _blocks(
         damped = moments.pop(name).div_(count)
         damped.diagonal(dim1=-2, dim2=-1).add_(gamma)
         operator.to(damped)
-        with torch.no_grad():
-            operator.factor.matrix.copy_(_inverse_root(damped))
+        with torch.no_grad():  # in pieces: float64 copies of all blocks would take several times their room
+            for part, root in zip(damped.split(4096), operator.factor.matrix.split(4096), strict=True):
+                root.copy_(_inverse_root(part))
     return operators
 
 

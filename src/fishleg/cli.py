@@ -391,6 +391,7 @@ NETWORKS = ("unstructured", "semi_structured")
     "--data", type=click.Path(path_type=Path), help="Where the datasets are [$FISHLEG_DATA, ./data]."
 )
 @click.option("--download", is_flag=True, help="Fetch the dataset if it is not there, and check it.")
+@click.option("--device", help="For the networks: cpu, cuda, ... [the configuration's]")
 def reproduce(figure: str, out: Path, smoke: bool, **networks: Any) -> None:
     """A figure of the paper: runs the experiment, writes its JSON and picture.
 
@@ -416,6 +417,8 @@ def reproduce(figure: str, out: Path, smoke: bool, **networks: Any) -> None:
         run(out, smoke=smoke, progress=lambda line: click.echo(line, err=True), **given)
     except (FileNotFoundError, ConnectionError, ValueError) as error:
         raise ToolError(str(error)) from error
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; what was finished is kept, and the same command goes on") from None
     for path in sorted(out.glob(f"{figure}*.png")):
         click.echo(path)
 

@@ -27,18 +27,20 @@ from fishleg.patterns import check_sparsities
 from fishleg.surgeon import PruneStep, Surgeon
 
 OPTIMIZERS = {"fishleg": 0.1, "sgd": 0.02, "adam": 1e-3}  # and their default learning rates
+LR_SCHEDULES = ("cosine", "constant")
 
 _NOISE = 0.4  # ν in `_pace`
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    """How to train after each pruning step. The learning rate falls to zero within each (a half cosine)."""
+    """How to train after each pruning step."""
 
     optimizer: str = "fishleg"  # or "sgd" (with momentum), "adam"
     epochs: float = 1.0  # per pruning step
     steps: int | None = None  # the same in steps; overrides epochs
     lr: float | None = None  # None: the optimizer's default
+    lr_schedule: str = "cosine"  # the rate falls to zero after each pruning step; or "constant"
     momentum: float = 0.9
     weight_decay: float = 0.0
     # FishLeg's trust region at a loss of 1, it shrinks with it (see `_pace`); inf: the paper's plain steps
@@ -50,8 +52,9 @@ class FineTuning:
     distill: bool = False  # learn from the dense model's outputs (no labels needed)
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        for name, known in (("optimizer", OPTIMIZERS), ("lr_schedule", LR_SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise ValueError(f"epochs must be > 0 and finite, got {self.epochs}")
         if self.steps is not None and (self.steps < 1 or self.steps != int(self.steps)):
@@ -264,8 +267,9 @@ class Gradual:
             )
         try:
             while self.step < self.steps:
+                share = self.step / self.steps if self.tuning.lr_schedule == "cosine" else 0.0
                 for group in optimizer.param_groups:
-                    group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * self.step / self.steps))
+                    group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * share))
                 batch = move_batch(self.first if self.first is not None else next(self.batches), device)
                 self.first = None
                 optimizer.zero_grad()

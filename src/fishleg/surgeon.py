@@ -182,7 +182,7 @@ class Surgeon:
                 o.method, self.model, self.loader, self.likelihood,
                 empirical=o.empirical, block_size=o.block_size, only=set(self.prunable), **self._estimation(),
             )  # fmt: skip
-        if self.gamma is None:
+        if self.gamma is None and o.method != "magnitude":  # which has none: Q = I
             self.gamma = gamma
         return self.inverse
 
@@ -208,10 +208,11 @@ class Surgeon:
         """
         if self.learning is None:
             return self.estimate()
-        groups = 4
+        chosen = self.options.auxiliary or AuxiliaryOptions(groups=4)
+        groups, refine_every = chosen.groups, chosen.refine_every
         steps = max(self.options.samples // (2 * groups), 1) if steps is None else steps
         self.learning.reconfigure(
-            sub_batch=None, groups=groups, refine_every=1, eta_floor=0.05, batch_statistics=False
+            sub_batch=None, groups=groups, refine_every=refine_every, eta_floor=0.05, batch_statistics=False
         )
         batches = sub_batches(self.loader, groups * self.options.sub_batch)
         for _, batch in zip(range(steps), batches, strict=False):
@@ -242,6 +243,8 @@ class Surgeon:
         before, old = self._outputs(), self.masks
         q = inverse or self.estimate()
         cuts = cuts if self.learning is not None else 1
+        if cuts > 1:
+            self.select(q, sparsity)  # what cannot be done is told before the first cut
         kept, predicted = 1 - self.sparsity, 0.0
         for left in reversed(range(cuts)):
             target = sparsity if not left else 1 - kept * ((1 - sparsity) / kept) ** (1 - left / cuts)

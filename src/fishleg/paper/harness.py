@@ -37,15 +37,19 @@ def run_units(
 ) -> Results:
     """The result of every unit, each written to `path` as soon as it is there; those found there are kept.
 
-    Results of other settings are not: they are computed anew and replaced. `needs` is called first if there
-    is anything to do: it fails, say for want of data, before anything is written.
+    Results of other settings are moved aside. `needs` is called first if there is anything to do: it fails,
+    say for want of data, before anything is written.
     """
-    settings = json.loads(json.dumps(settings))
+    settings = as_json(settings)
     kept = _read(path, settings)
     done: Results = {unit.key: kept[unit.key] for unit in units if unit.key in kept}
     if needs is not None and len(done) < len(units):
         needs()
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not kept and path.exists():
+        aside = path.with_suffix(".old.json")
+        path.replace(aside)
+        progress(f"{path.name} has other settings: it is {aside.name} now")
     if done:
         progress(f"{len(done)} of {len(units)} parts are there already")
     spent = finished = 0.0
@@ -53,11 +57,15 @@ def run_units(
     for i, unit in enumerate(units, 1):
         if unit.key in done:
             continue
+        if unit.key in (others := _read(path, settings)):  # another process was faster
+            done[unit.key], left = others[unit.key], left - unit.cost
+            continue
         start = time.perf_counter()
         done[unit.key] = plain(unit.compute(done))
         seconds = time.perf_counter() - start
         spent, finished, left = spent + seconds, finished + unit.cost, left - unit.cost
-        write_json(path, {"settings": settings, "units": done})
+        # units of other arms or seeds stay, and so does what another process has added meanwhile
+        write_json(path, {"settings": settings, "units": {**_read(path, settings), **done}})
         remaining = f", about {duration(spent / finished * left)} left" if left > 1e-9 else ""
         progress(f"[{i}/{len(units)}] {unit.key}: {duration(seconds)}{remaining}")
     return {unit.key: done[unit.key] for unit in units}
@@ -65,9 +73,15 @@ def run_units(
 
 def finish(path: Path, settings: Mapping[str, Any], units: Results, summary: Mapping[str, Any]) -> Results:
     """Write and return the whole record: settings, the result of every unit, and the summary of them."""
-    record = {"settings": plain(settings), "summary": plain(summary), "units": units}
+    settings = as_json(settings)
+    record = {"settings": settings, "summary": plain(summary), "units": {**_read(path, settings), **units}}
     write_json(path, record)
     return record
+
+
+def as_json(value: Any) -> Any:
+    """The value as it is read back from a JSON file."""
+    return json.loads(json.dumps(value))
 
 
 def _read(path: Path, settings: Any) -> Results:

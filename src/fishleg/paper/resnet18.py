@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from fishleg.checkpoint import write_atomically
 from fishleg.loop import FineTuning, gradual
-from fishleg.paper.config import CONTROL, Config
+from fishleg.paper.config import Config
 from fishleg.paper.harness import Progress, Results, Unit, duration
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.warmstart import AuxiliaryOptions
@@ -39,6 +41,12 @@ class Data:
     def classes(self) -> int:
         return int(self.labels.max()) + 1
 
+    def check(self, config: Config) -> None:
+        """The classes are as many as the configuration says."""
+        expected = config.classes if isinstance(config.classes, int) else len(config.classes)
+        if self.classes != expected:
+            raise ValueError(f"{config.dataset} has {self.classes} classes here, expected {expected}")
+
     def batches(self, config: Config, seed: int) -> data.Batches:
         """Shuffled batches with flips and crops; digits are not flipped about, they would be others."""
         size = min(config.batch_size, len(self.images))
@@ -47,23 +55,30 @@ class Data:
 
 
 def load_data(config: Config, directory: Path | None, progress: Progress, *, download: bool = False) -> Data:
-    """The dataset of the configuration, downloaded first where that is asked for."""
+    """The dataset of the configuration, downloaded first where that is asked for and nothing is there."""
+    archive = TINY_IMAGENET if config.dataset == "tiny-imagenet" else CIFAR10
+    try:
+        examples = _read(config, directory, progress)
+    except FileNotFoundError:
+        target = data.data_directory(directory) / archive.directory
+        if not download or target.exists():
+            raise
+        fetch(archive, data.data_directory(directory), progress)
+        examples = _read(config, directory, progress)
+    examples.check(config)
+    return examples
+
+
+def _read(config: Config, directory: Path | None, progress: Progress) -> Data:
     if config.dataset == "digits":
         images, labels, test_images, test_labels = data.split_digits()
         big = [(x * 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous() for x in (images, test_images)]
         return Data(big[0], labels, big[1], test_labels)
-    archive, read = {
-        "cifar10": (CIFAR10, data.cifar10),
-        "tiny-imagenet": (TINY_IMAGENET, data.tiny_imagenet),
-    }[config.dataset]
-    try:
-        test = read("test", directory)
-    except FileNotFoundError:
-        if not download:
-            raise
-        fetch(archive, data.data_directory(directory), progress)
-        test = read("test", directory)
-    return Data(*read("train", directory), *test)
+    if config.dataset == "cifar10":
+        return Data(*data.cifar10("train", directory), *data.cifar10("test", directory))
+    test = data.tiny_imagenet("test", directory, config.classes)
+    progress(f"reading {config.dataset}, some 1000 pictures a second")
+    return Data(*data.tiny_imagenet("train", directory, config.classes), *test)
 
 
 @torch.no_grad()
@@ -89,7 +104,9 @@ class Dense:
 
     def __init__(self, config: Config, examples: Data, out: Path, progress: Progress) -> None:
         self.config, self.examples, self.progress = config, examples, progress
-        self.path = out / f"dense-{config.dataset}-{config.width}.pt"
+        text = json.dumps(config.dense_settings(), sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()[:8]
+        self.path = out / f"dense-{config.dataset}-{name}.pt"
 
     def model(self) -> nn.Module:
         """A fresh copy of the trained model."""
@@ -98,9 +115,10 @@ class Dense:
         model.load_state_dict(state["model"])
         return model.eval()
 
-    def curve(self) -> list[dict[str, float]]:
-        """Training loss and test accuracy after each epoch."""
-        return list(self._trained()["curve"])
+    def record(self) -> Results:
+        """Training loss and test accuracy after each epoch, and what tells this model from another."""
+        state = self._trained()
+        return {"curve": list(state["curve"]), "weights": _digest(state["model"])}
 
     def _trained(self) -> dict[str, Any]:
         config, state = self.config, self._read()
@@ -129,7 +147,7 @@ class Dense:
                 f"{accuracy:.2f} %, about {duration(left)} left"
             )
             state = {
-                "settings": config.dense_settings(), "model": model.state_dict(), "curve": curve,
+                "model": model.state_dict(), "curve": curve,
                 "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(),
             }  # fmt: skip
             buffer = io.BytesIO()
@@ -143,7 +161,15 @@ class Dense:
         if not self.path.exists():
             return None
         state: dict[str, Any] = torch.load(self.path, map_location=self.config.device, weights_only=True)
-        return state if state["settings"] == self.config.dense_settings() else None
+        return state
+
+
+def _digest(state: dict[str, Tensor]) -> str:
+    """A name for these weights."""
+    found = hashlib.sha256()
+    for value in state.values():
+        found.update(value.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def _one_cycle(share: float) -> float:
@@ -171,38 +197,42 @@ def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any
     scorer, _, optimizer = arm.partition(" + ")
     scorers: dict[str, dict[str, Any]] = {
         "magnitude": {"method": "magnitude", "compensation": "none"},
-        # OBS as its authors have it: empirical Fisher, blocks of 50, updates of single weights added up
+        # oBERT's: empirical Fisher, blocks of 50, single updates added up; damping and floor are ours
         "OBS": {"method": "obert", "compensation": "sum", "empirical": True, "samples": config.obs_samples},
         "FLS": {"samples": config.samples},
     }
-    sgd = {"optimizer": "sgd", "lr": SGD_RATE[config.preset] * (10 if arm == CONTROL else 1)}
-    tuning = {"optimizer": "fishleg"} if optimizer == "FishLeg" else sgd
-    surgery = scorers[scorer]
-    if config.preset == "paper" and optimizer == "FishLeg":
-        paper, tuning = paper_preset(config.dataset)
-        surgery = {**surgery, **paper, **({} if scorer == "FLS" else {"method": "magnitude"})}
+    surgery, tuning = scorers[scorer], {"optimizer": "sgd", "lr": SGD_RATE[config.preset]}
+    if optimizer == "FishLeg":
+        tuning = {"optimizer": "fishleg"}
+        if config.preset == "paper":
+            paper, tuning = paper_preset(config)
+            surgery = {**paper, **surgery} if scorer == "magnitude" else {**surgery, **paper}
+    if config.preset == "paper":
+        tuning["lr_schedule"] = "constant"
     return surgery, {"epochs": config.epochs, **tuning}
 
 
-def paper_preset(dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def paper_preset(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """The paper's table of hyperparameters: η, α, η_aux, β, γ, scale, warmup.
 
     α is taken to be weight decay, "scale" the multiple of I at which Q starts, and "warmup" the auxiliary
-    steps before the first pruning; one auxiliary step goes with every training step. What the table leaves
-    open is as in its text: Q = D(LLᵀ⊗RRᵀ)D, isotropic probes with exact products, P = Q, OBS's updates of
-    single weights.
+    steps before the first pruning (η_aux falls to zero in these, as everywhere in this library). One
+    auxiliary step goes with every training step, as in Algorithm 1. The authors' optimizer averages what it
+    steps along, m ← βm + (1−β)Qg, and this one adds it up: hence η(1−β), and α/(1−β). The rest is as in the
+    text: Q = D(LLᵀ⊗RRᵀ)D, isotropic probes with exact products, P = Q, OBS's updates of single weights.
     """
-    tiny = dataset == "tiny-imagenet"
+    tiny, beta = config.dataset == "tiny-imagenet", 0.9
     auxiliary = AuxiliaryOptions(
         estimator="probe", lr=1e-6 if tiny else 1e-5, betas=(0.9, 0.999), precondition=True
     )
     surgery = {
         "gamma": 1.0 if tiny else 1e-3, "scale": 1.0 if tiny else 10.0, "structure": "scaled-kronecker",
-        "samples": 400, "auxiliary": auxiliary, "compensation": "sum",
+        "samples": 100, "sub_batch": config.batch_size, "auxiliary": auxiliary, "compensation": "sum",
     }  # fmt: skip
     tuning = {
-        "optimizer": "fishleg", "lr": 1e-2 if tiny else 1e-3, "momentum": 0.9, "weight_decay": 1e-5,
-        "max_kl": math.inf, "step_damping": 1.0, "update_every": 1, "refine": 0,
+        "optimizer": "fishleg", "lr": (1e-2 if tiny else 1e-3) * (1 - beta), "momentum": beta,
+        "weight_decay": 1e-5 / (1 - beta), "max_kl": math.inf, "step_damping": 1.0, "update_every": 1,
+        "refine": 0,
     }  # fmt: skip
     return surgery, tuning
 
@@ -217,11 +247,11 @@ def prune_run(
         model, examples.batches(config, seed=100 + seed), pattern=pattern,
         generator=torch.Generator().manual_seed(seed), **surgery,
     )  # fmt: skip
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, float | None]] = []
     start = time.perf_counter()
 
     def pruned(step: PruneStep) -> None:
-        rows.append({"sparsity": step.target, "before": test_accuracy(model, examples, config.device)})
+        rows.append({"sparsity": step.sparsity, "before": test_accuracy(model, examples, config.device)})
 
     def tuned(step: PruneStep) -> None:
         rows[-1]["after"] = test_accuracy(model, examples, config.device)
@@ -232,21 +262,49 @@ def prune_run(
         )
 
     training = examples.batches(config, seed=seed)
-    gradual(surgeon, sparsities, training, FineTuning(**tuning), on_prune=pruned, on_stage=tuned)
+    try:
+        gradual(surgeon, sparsities, training, FineTuning(**tuning), on_prune=pruned, on_stage=tuned)
+    except ValueError as error:
+        if "finite" not in str(error):
+            raise
+        dense.progress(f"   diverged: {error}")
+        rows = [{"before": None, "after": None, **row} for row in rows]
+        rows += [{"sparsity": s, "before": None, "after": None} for s in sparsities[len(rows) :]]
     return {"rows": rows, "seconds": time.perf_counter() - start}
 
 
+def check_device(config: Config) -> None:
+    """The device can be used, or the reason why not before any work."""
+    try:
+        torch.empty(1, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {config.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
 def units(
-    config: Config, dense: Callable[[], Dense], *, pattern: str, sparsities: tuple[float, ...]
+    config: Config,
+    dense: Callable[[], Dense],
+    arms: Sequence[str],
+    *,
+    pattern: str,
+    sparsities: tuple[float, ...],
 ) -> list[Unit]:
     """The dense model, then every (arm, seed), seed by seed: what a stopped run has done can be compared."""
 
     def compute(arm: str, seed: int) -> Callable[[Results], Any]:
-        return lambda _: prune_run(config, dense(), arm, seed, pattern=pattern, sparsities=sparsities)
+        def run(done: Results) -> Any:
+            found = dense().record()["weights"]
+            if done["dense"]["weights"] != found:
+                raise ValueError(
+                    f"the results are those of another dense model ({done['dense']['weights']}) than "
+                    f"{dense().path} ({found}): move one of the two away"
+                )
+            return prune_run(config, dense(), arm, seed, pattern=pattern, sparsities=sparsities)
 
-    work = [Unit("dense", lambda _: {"curve": dense().curve()}, config.dense_epochs)]
+        return run
+
+    work = [Unit("dense", lambda _: dense().record(), config.dense_epochs)]
     cost = config.epochs * len(sparsities)
-    work += [
-        Unit(f"{arm}, seed {seed}", compute(arm, seed), cost) for seed in config.seeds for arm in config.arms
+    return work + [
+        Unit(f"{arm}, seed {seed}", compute(arm, seed), cost) for seed in config.seeds for arm in arms
     ]
-    return work

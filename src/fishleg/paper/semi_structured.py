@@ -17,7 +17,7 @@ from fishleg.paper.harness import (
     run_units,
     save_picture,
 )
-from fishleg.paper.resnet18 import Dense, load_data, units
+from fishleg.paper.resnet18 import Dense, check_device, load_data, units
 from fishleg.paper.unstructured import COLOURS, by_arm
 
 NAME = "semi_structured"
@@ -31,19 +31,23 @@ def run(
     config: str = "cifar10",
     data: Path | None = None,
     download: bool = False,
+    device: str | None = None,
 ) -> Results:
     """Run what is missing of one configuration; writes `semi_structured-CONFIG.json` and `.png` to `out`."""
     need_matplotlib()
-    name, chosen = ("smoke", configs.load("smoke")) if smoke else (Path(config).stem, configs.load(config))
+    config = "smoke" if smoke else config
+    name, chosen = Path(config).stem, configs.load(config, **({"device": device} if device else {}))
+    check_device(chosen)
 
     @cache
     def dense() -> Dense:
         return Dense(chosen, load_data(chosen, data, progress, download=download), out, progress)
 
     path = out / f"{NAME}-{name}.json"
-    work = units(chosen, dense, pattern="2:4", sparsities=chosen.semi_structured)
-    results = run_units(path, chosen.settings(), work, progress, needs=dense)
-    record = finish(path, chosen.settings(), results, summary(chosen, results))
+    settings = chosen.settings("semi_structured")
+    work = units(chosen, dense, chosen.semi_structured_arms, pattern="2:4", sparsities=chosen.semi_structured)
+    results = run_units(path, settings, work, progress, needs=dense)
+    record = finish(path, settings, results, summary(chosen, results))
     save_picture(_draw(chosen, record["summary"]), path.with_suffix(".png"), smoke=smoke)
     return record
 
@@ -54,7 +58,7 @@ def summary(config: Config, results: Results) -> Results:
     for when in ("before", "after"):
         found[when] = {
             arm: mean_sem([seed["rows"][-1][when] for seed in seeds])
-            for arm, seeds in by_arm(config, results).items()
+            for arm, seeds in by_arm(config, config.semi_structured_arms, results).items()
         }
     return found
 

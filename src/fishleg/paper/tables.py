@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,32 @@ def tables(results: Path) -> dict[str, str]:
     found.update(_init(records["init"]["summary"]))
     found.update(_estimation(records["estimation"]["summary"]))
     found.update(_ablation(records["ablation"]))
-    for path in sorted(results.glob("unstructured-*.json")):
-        found.update(_unstructured(path.stem, json.loads(path.read_text("utf-8"))["summary"]))
-    for path in sorted(results.glob("semi_structured-*.json")):
-        found[path.stem] = _semi_structured(json.loads(path.read_text("utf-8"))["summary"])
+    return {**found, **tables_of(results)}
+
+
+def tables_of(results: Path) -> dict[str, str]:
+    """The tables of every run with ResNet18 that has come to its end."""
+    found: dict[str, str] = {}
+    for path in sorted(results.glob("*structured-*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        if "summary" in record and not path.stem.endswith(".old"):
+            make = _unstructured if path.stem.startswith("unstructured") else _semi_structured
+            found.update(make(path.stem, record["summary"]))
     return found
 
 
 def fill(text: str, results: Path) -> str:
     """The document with its tables renewed."""
-    made = tables(results)
+    return renew(text, tables(results))
 
-    def renew(match: re.Match[str]) -> str:
+
+def renew(text: str, made: Mapping[str, str]) -> str:
+    """The text with what stands between the marks of each table replaced."""
+
+    def one(match: re.Match[str]) -> str:
         return f"<!-- table: {match[1]} -->\n{made[match[1]]}\n<!-- end -->"
 
-    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", renew, text, flags=re.DOTALL)
+    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", one, text, flags=re.DOTALL)
 
 
 def _init(summary: dict[str, Any]) -> dict[str, str]:
@@ -75,8 +86,10 @@ def _init(summary: dict[str, Any]) -> dict[str, str]:
     ]
     noisy.append(["ours", *[summary["ours, minibatches"]["final gap"]] * 3])
     return {
-        "init-descent": _table(["", "I: rate", "I: steps to 1 %", "I/γ: rate", "I/γ: steps to 1 %"], descent),
-        "init-minibatches": _table(["", *(f"Q₀ = {start}" for start in starts)], noisy),
+        "init-descent": markdown(
+            ["", "I: rate", "I: steps to 1 %", "I/γ: rate", "I/γ: steps to 1 %"], descent
+        ),
+        "init-minibatches": markdown(["", *(f"Q₀ = {start}" for start in starts)], noisy),
     }
 
 
@@ -93,15 +106,15 @@ def _estimation(summary: dict[str, Any]) -> dict[str, str]:
         "limit: aimed optimum",
         "limit: least aimed error",
     )
-    found = {"estimation-a": _table(["full Q", *times], full)}
+    found = {"estimation-a": markdown(["full Q", *times], full)}
     for kind in ("aimed", "isotropic"):
         rows = [[arm, *(summary[s][arm][f"{kind} error"] for s in estimation.PANELS)] for arm in arms]
-        found[f"estimation-{kind}"] = _table([f"{kind} error", *estimation.PANELS], rows)
+        found[f"estimation-{kind}"] = markdown([f"{kind} error", *estimation.PANELS], rows)
     same = [
         [arm, *(summary[s][arm]["from approximate-then-invert"] for s in estimation.PANELS)]
         for arm in (estimation.ISOTROPIC, estimation.OURS, estimation.AIMED, estimation.OURS_AIMED)
     ]
-    found["estimation-same"] = _table(["relative Frobenius distance", *estimation.PANELS], same)
+    found["estimation-same"] = markdown(["relative Frobenius distance", *estimation.PANELS], same)
     return found
 
 
@@ -143,20 +156,20 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
     arms = (shared.OBERT, shared.OBERT_MORE, shared.FLS, shared.OURS, shared.UNTRAINED)
     head = [f"blocks of {size}" for size in sizes]
     found = {
-        "ablation-a": _table(["", "P = I: rate", "P = I: gap", "P = Q: rate", "P = Q: gap"], A),
-        "ablation-flow": _table(
+        "ablation-a": markdown(["", "P = I: rate", "P = I: gap", "P = Q: rate", "P = Q: gap"], A),
+        "ablation-flow": markdown(
             ["Q₀", "P = I: rate", "P = I: steps to 1e-6", "P = Q: rate", "P = Q: steps to 1e-6"], flow
         ),
-        "ablation-b": _table(["Q", "paper's estimator", "ours", "the structure's optimum"], B),
-        "ablation-c": _table(["test MSE at", *levels], C),
-        "ablation-ranks": _table(["rank correlation of B with C at", *levels], ranks),
+        "ablation-b": markdown(["Q", "paper's estimator", "ours", "the structure's optimum"], B),
+        "ablation-c": markdown(["test MSE at", *levels], C),
+        "ablation-ranks": markdown(["rank correlation of B with C at", *levels], ranks),
     }
     for name, kind in kinds.items():
         rows = [[arm, *(summary["D"][f"block {size}, {arm}"][kind] for size in sizes)] for arm in arms]
-        found[f"ablation-d-{name}"] = _table([kind, *head], rows)
+        found[f"ablation-d-{name}"] = markdown([kind, *head], rows)
     times = [summary["D"][f"block {size}, time relative to oBERT's recursion"] for size in sizes]
     rows = [[name, *(time[name] for time in times)] for name in times[0]]
-    found["ablation-d-time"] = _table(["time / oBERT's recursion", *head], rows)
+    found["ablation-d-time"] = markdown(["time / oBERT's recursion", *head], rows)
     return found
 
 
@@ -165,26 +178,29 @@ def _unstructured(name: str, summary: dict[str, Any]) -> dict[str, str]:
     levels = list(next(iter(summary["after"].values())))
     rows = [[arm, *(_points(values[level]) for level in levels)] for arm, values in summary["after"].items()]
     head = f"test accuracy, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']})"
-    found = {name: _table([head, *levels], rows)}
+    found = {name: markdown([head, *levels], rows)}
     if "parts" in summary:
         rows = [[part, *(_points(summary["parts"][level][part]) for level in levels)]
-                for part in ("scorer", "optimizer", "both")]  # fmt: skip
-        found[f"{name}-parts"] = _table(["points gained by", *levels], rows)
+                for part in summary["parts"][levels[0]]]  # fmt: skip
+        found[f"{name}-parts"] = markdown(["points gained by", *levels], rows)
     return found
 
 
-def _semi_structured(summary: dict[str, Any]) -> str:
+def _semi_structured(name: str, summary: dict[str, Any]) -> dict[str, str]:
     rows = [[arm, _points(summary["before"][arm]), _points(value)] for arm, value in summary["after"].items()]
     head = f"test accuracy at 2:4, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']})"
-    return _table([head, "before the last training", "after"], rows)
+    return {name: markdown([head, "before the last training", "after"], rows)}
 
 
-def _points(value: dict[str, float]) -> str:
+def _points(value: dict[str, Any]) -> str:
     """Percentage points to two places; the error where there is more than one seed."""
+    if value["mean"] is None:
+        return "diverged"
     return f"{value['mean']:.2f}" + (f" ± {value['sem']:.2f}" if value["sem"] else "")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """A table; numbers with three digits, means with their errors."""
     lines = [_line(head), _line(["---"] * len(head))]
     return "\n".join([*lines, *(_line([_cell(value) for value in row]) for row in rows)])
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fishleg.paper import config as configs
-from fishleg.paper.config import CONTROL, Config
+from fishleg.paper.config import Config
 from fishleg.paper.harness import (
     Progress,
     Results,
@@ -18,7 +19,7 @@ from fishleg.paper.harness import (
     run_units,
     save_picture,
 )
-from fishleg.paper.resnet18 import Dense, load_data, units
+from fishleg.paper.resnet18 import Dense, check_device, load_data, units
 
 NAME = "unstructured"
 AS_THE_PAPER = ("magnitude + SGD", "OBS + SGD", "FLS + FishLeg")
@@ -29,7 +30,6 @@ COLOURS = {
     "FLS + FishLeg": "tab:green",
     "FLS + SGD": "tab:olive",
     "magnitude + FishLeg": "tab:cyan",
-    CONTROL: "tab:purple",
 }
 
 
@@ -41,31 +41,35 @@ def run(
     config: str = "cifar10",
     data: Path | None = None,
     download: bool = False,
+    device: str | None = None,
 ) -> Results:
     """Run what is missing of one configuration; writes `unstructured-CONFIG.json` and `.png` to `out`."""
     need_matplotlib()
-    name, chosen = ("smoke", configs.load("smoke")) if smoke else (Path(config).stem, configs.load(config))
+    config = "smoke" if smoke else config
+    name, chosen = Path(config).stem, configs.load(config, **({"device": device} if device else {}))
+    check_device(chosen)
 
     @cache
     def dense() -> Dense:
         return Dense(chosen, load_data(chosen, data, progress, download=download), out, progress)
 
     path = out / f"{NAME}-{name}.json"
-    work = units(chosen, dense, pattern="global", sparsities=chosen.sparsities)
-    results = run_units(path, chosen.settings(), work, progress, needs=dense)
-    record = finish(path, chosen.settings(), results, summary(chosen, results))
+    settings = chosen.settings("sparsities")
+    work = units(chosen, dense, chosen.arms, pattern="global", sparsities=chosen.sparsities)
+    results = run_units(path, settings, work, progress, needs=dense)
+    record = finish(path, settings, results, summary(chosen, results))
     save_picture(_draw(chosen, results), path.with_suffix(".png"), smoke=smoke)
     return record
 
 
-def by_arm(config: Config, results: Results) -> dict[str, list[Results]]:
+def by_arm(config: Config, arms: Sequence[str], results: Results) -> dict[str, list[Results]]:
     """The runs of each arm, one per seed."""
-    return {arm: [results[f"{arm}, seed {seed}"] for seed in config.seeds] for arm in config.arms}
+    return {arm: [results[f"{arm}, seed {seed}"] for seed in config.seeds] for arm in arms}
 
 
 def summary(config: Config, results: Results) -> Results:
     """Accuracies by arm and sparsity; what scorer and optimizer contribute, where all four are there."""
-    runs = by_arm(config, results)
+    runs = by_arm(config, config.arms, results)
     found: Results = {"dense": results["dense"]["curve"][-1]["accuracy"], "seeds": len(config.seeds)}
     for when in ("before", "after"):
         found[when] = {
@@ -86,11 +90,12 @@ def summary(config: Config, results: Results) -> Results:
     return found
 
 
-def _parts(after: dict[str, list[float]]) -> Results:
+def _parts(after: dict[str, list[float | None]]) -> Results:
     """The gain of FLS + FishLeg over magnitude + SGD, and what each of the two brings, on average."""
     rows = list(zip(*(after[arm] for arm in CROSSED), strict=True))
+    rows = [row for row in rows if None not in row]
     return {
-        "scorer": mean_sem([(fs - ms + ff - mf) / 2 for ms, mf, fs, ff in rows]),
+        "scorer and compensation": mean_sem([(fs - ms + ff - mf) / 2 for ms, mf, fs, ff in rows]),
         "optimizer": mean_sem([(mf - ms + ff - fs) / 2 for ms, mf, fs, ff in rows]),
         "both": mean_sem([ff - ms for ms, _, _, ff in rows]),
     }
@@ -99,11 +104,10 @@ def _parts(after: dict[str, list[float]]) -> Results:
 def _draw(config: Config, results: Results) -> Any:
     from matplotlib.figure import Figure
 
-    runs = by_arm(config, results)
+    runs = by_arm(config, config.arms, results)
     panels = [("as the paper did it", AS_THE_PAPER), ("scorer × optimizer", CROSSED)]
-    panels = [(title, arms) for title, arms in panels if len(set(arms) & set(runs)) > 1]
-    if CONTROL in runs:
-        panels = [("the paper's hyperparameters", (*AS_THE_PAPER, CONTROL))]
+    panels = [(title, arms) for title, arms in panels if set(arms) <= set(runs)]
+    panels = panels or [("", tuple(runs))]
     figure = Figure(figsize=(6.2 * len(panels), 4.6), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     x = [1 / (1 - s) for s in config.sparsities]

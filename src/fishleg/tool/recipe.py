@@ -24,6 +24,7 @@ COMPENSATIONS = ("joint", "independent", "sum", "none")
 SCHEDULES = ("exponential", "cubic", "linear")
 LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
 OPTIMIZERS = ("fishleg", "sgd", "adam")
+LR_SCHEDULES = ("cosine", "constant")
 EMPIRICAL = ("fishleg", "magnitude", "diagonal", "obert", "mfac")  # fishleg goes on without labels
 _PATTERNS = ("global", "layer", "rows", "block:4")  # for hints
 SECTIONS = ("model", "data", "target", "method", "tuning", "run")
@@ -109,6 +110,9 @@ class Recipe:
     epochs: float = _option("tuning", 1.0, "Training after each pruning step.", rule="> 0")
     steps: int | None = _option("tuning", None, "The same in steps.", rule=">= 1")
     lr: float | None = _option("tuning", None, "Learning rate; default: the optimizer's.", rule="> 0")
+    lr_schedule: str = _option(
+        "tuning", "cosine", "The rate falls to zero after each pruning step, or not.", choices=LR_SCHEDULES
+    )
     momentum: float = _option("tuning", 0.9, "Momentum of SGD and FishLeg.", rule="[0, 1)")
     weight_decay: float = _option("tuning", 0.0, "Weight decay.", rule=">= 0")
     max_kl: float = _option("tuning", 0.012, "FishLeg's trust region at a loss of 1.", rule="> 0")

@@ -44,8 +44,8 @@ TINY_IMAGENET = Archive(
 def how_to_get(archive: Archive) -> str:
     """What to do when it is not there."""
     return (
-        f"Unpack {archive.url} there, let --download do it, or point FISHLEG_DATA (or --data) at the "
-        f"directory that holds {archive.directory}."
+        f"Unpack {archive.url} there (--download does it where nothing is yet), or point FISHLEG_DATA "
+        f"(or --data) at the directory that holds {archive.directory}."
     )
 
 

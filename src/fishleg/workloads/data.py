@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -51,38 +51,54 @@ def cifar10(split: str = "train", directory: str | os.PathLike[str] | None = Non
 
 
 def tiny_imagenet(
-    split: str = "train", directory: str | os.PathLike[str] | None = None
+    split: str = "train",
+    directory: str | os.PathLike[str] | None = None,
+    classes: int | Sequence[str] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tiny-ImageNet as uint8 images [N, 3, 64, 64] and labels; the test split is the official `val`.
 
-    Labels number the classes of `wnids.txt` in alphabetical order. A directory `tiny-imagenet-N` with some
-    of the 200 classes, in the same layout, is read as well; the largest wins.
+    Read from the official `tiny-imagenet-200` or from a directory `tiny-imagenet-N` with some of its classes
+    in the same layout. `classes` says how many there must be, or names those to use. Labels number the
+    classes in alphabetical order.
     """
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     base = data_directory(directory)
-    found = [path.parent for path in base.glob("tiny-imagenet-*/wnids.txt")]
-    if not found:
+    found = {path.parent: sorted(path.read_text().split()) for path in base.glob("tiny-imagenet-*/wnids.txt")}
+    suitable = {root: names for root, names in found.items() if _suit(names, classes)}
+    if not suitable:
+        there = "".join(f"; {root} has {len(names)} classes" for root, names in sorted(found.items()))
+        wanted = "" if classes is None else f" with {classes if isinstance(classes, int) else 'all'} classes"
         raise FileNotFoundError(
-            f"Tiny-ImageNet is not in {base} (no tiny-imagenet-*/wnids.txt). {how_to_get(TINY_IMAGENET)}"
+            f"Tiny-ImageNet{wanted} is not in {base} (tiny-imagenet-*/wnids.txt{there}). "
+            + how_to_get(TINY_IMAGENET)
         )
-    root = max(found, key=lambda path: len((path / "wnids.txt").read_text().split()))
-    classes = {name: i for i, name in enumerate(sorted((root / "wnids.txt").read_text().split()))}
+    root = max(suitable, key=lambda root: len(suitable[root]))
+    names = suitable[root] if classes is None or isinstance(classes, int) else sorted(classes)
+    labels = {name: i for i, name in enumerate(names)}
     if split == "train":
         files = [
             (path, i)
-            for name, i in classes.items()
+            for name, i in labels.items()
             for path in sorted((root / "train" / name).rglob("*.JPEG"))
         ]
     else:
         lines = (line.split("\t") for line in (root / "val" / "val_annotations.txt").read_text().splitlines())
-        files = [
-            (root / "val" / "images" / file, classes[name]) for file, name, *_ in lines if name in classes
-        ]
-    if not files:
-        raise FileNotFoundError(f"{root} has no {split} images. {how_to_get(TINY_IMAGENET)}")
+        files = [(root / "val" / "images" / file, labels[name]) for file, name, *_ in lines if name in labels]
+    empty = set(labels.values()) - {label for _, label in files}
+    if empty:
+        raise FileNotFoundError(
+            f"{root} has no {split} images of {names[min(empty)]}: it is incomplete, remove it. "
+            + how_to_get(TINY_IMAGENET)
+        )
     images = torch.stack([_jpeg(path) for path, _ in files])
     return images, torch.tensor([label for _, label in files])
+
+
+def _suit(names: Sequence[str], classes: int | Sequence[str] | None) -> bool:
+    if classes is None:
+        return True
+    return len(names) == classes if isinstance(classes, int) else set(classes) <= set(names)
 
 
 def _jpeg(path: Path) -> Tensor:
