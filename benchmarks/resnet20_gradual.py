@@ -31,7 +31,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "oBERT + SGD": ({"method": "obert", "compensation": "sum"}, SGD),
     "magnitude + FishLeg": ({"method": "magnitude", "compensation": "none"}, FISHLEG),
 }
-PATTERN_24, PATTERN_24_STEPS = "FLS + FishLeg, 2:4", (0.1294, 0.2421, 0.3402, 0.4257, 0.5)
+PATTERN_24, PATTERN_24_STEPS = "FLS + FishLeg, 2:4", (0.2929, 0.5)
 SHOWN_FROM = 0.79
 
 
