@@ -45,7 +45,7 @@ class FineTuning:
     weight_decay: float = 0.0
     # FishLeg's trust region at a loss of 1, it shrinks with it (see `_pace`); inf: the paper's plain steps
     max_kl: float = 0.012
-    step_damping: float = 3.0  # FishLeg's damping at a loss of 1, in multiples of γ; it rises as that falls
+    step_damping: float = 10.0  # FishLeg's damping at a loss of 1, in multiples of γ; it rises as that falls
     update_every: int = 10  # auxiliary steps, one every so many training steps
     refine: int = 24  # and so many in a row before each pruning step
     cuts: int = 3  # which removes its weights in so many cuts, refining Q as often (a learned Q only)
@@ -325,14 +325,14 @@ class Gradual:
         A step −ηQg has the signal gᵀQg ≈ 2L, and noise 2ν that is the same whatever the loss is. Its expected
         gain 2ηL − η²(L+ν) is largest at η = L/(L+ν), where the step's KL is L²/(L+ν): a bound that did not
         fall like that would wreck a model that is nearly perfect. Such a model needs more damping, too: most
-        of what Q would enlarge is noise then. (L² and the constants were found by trial on ResNet20.)
+        of what Q would enlarge is noise then. (The constants were found by trial on ResNet20.)
         """
         tuning = self.tuning
         if excess is None or tuning.max_kl == math.inf:  # None: nobody knows how low the loss can get
             return tuning.max_kl, tuning.step_damping
         self.recent = [*self.recent[-9:], excess]
         L = min(1.0, max(sum(self.recent) / len(self.recent), 1e-3))
-        return tuning.max_kl * (1 + _NOISE) * L**2 / (L + _NOISE), tuning.step_damping / max(L, 0.1) ** 2
+        return tuning.max_kl * (1 + _NOISE) * L**2 / (L + _NOISE), tuning.step_damping / max(L, 0.1)
 
     def loss(self, batch: Any) -> Tensor:
         likelihood, forward = self.surgeon.likelihood, self.surgeon.forward
