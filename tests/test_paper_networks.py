@@ -233,9 +233,16 @@ def test_fewer_arms_can_be_drawn(arms: tuple[str, ...]) -> None:
     rows = [{"sparsity": s, "before": 60.0, "after": None if s > 0.6 else 70.0} for s in SMOKE.sparsities]
     results = {f"{arm}, seed 0": {"rows": rows, "seconds": 1.0} for arm in arms}
     results["dense"] = {"curve": [{"loss": 1.0, "accuracy": 75.0}]}
-    assert len(unstructured._draw(config, results).axes) == 1
+    assert len(unstructured._draw(config, {"units": results}).axes) == 1
     found = plain(unstructured.summary(config, results))
     assert "diverged" in tables._unstructured("x", found)["x"]
+
+
+def test_a_diverged_arm_is_left_out_of_the_bars() -> None:
+    good, bad = {"mean": 70.0, "sem": 0.0}, {"mean": None, "sem": 0.0}
+    found = {"before": {"OBS + SGD": good, "FLS + SGD": bad}, "after": {"OBS + SGD": good, "FLS + SGD": bad}}
+    figure = semi_structured._draw(SMOKE, {"summary": {**found, "dense": 75.0}})
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["OBS + SGD"]
 
 
 def test_the_configured_classes_are_checked(tmp_path: Path) -> None:

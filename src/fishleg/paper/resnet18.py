@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,17 @@ from torch import Tensor, nn
 
 from fishleg.checkpoint import write_atomically
 from fishleg.loop import FineTuning, gradual
-from fishleg.paper.config import Config
-from fishleg.paper.harness import Progress, Results, Unit, duration
+from fishleg.paper.config import Config, load
+from fishleg.paper.harness import (
+    Progress,
+    Results,
+    Unit,
+    duration,
+    finish,
+    need_matplotlib,
+    run_units,
+    save_picture,
+)
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.workloads import data
@@ -308,3 +318,44 @@ def units(
     return work + [
         Unit(f"{arm}, seed {seed}", compute(arm, seed), cost) for seed in config.seeds for arm in arms
     ]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What tells the two experiments apart."""
+
+    name: str
+    pattern: str
+    schedule: str  # the field of Config with its sparsities
+    arms: str  # and that with its arms
+    summary: Callable[[Config, Results], Results]
+    draw: Callable[[Config, Results], Any]
+
+    def run(
+        self,
+        out: Path,
+        *,
+        smoke: bool = False,
+        progress: Progress = print,
+        config: str = "cifar10",
+        data: Path | None = None,
+        download: bool = False,
+        device: str | None = None,
+    ) -> Results:
+        """Run what is missing of one configuration; writes `NAME-CONFIG.json` and `.png` to `out`."""
+        need_matplotlib()
+        config = "smoke" if smoke else config
+        chosen = load(config, **({"device": device} if device else {}))
+        check_device(chosen)
+
+        @cache
+        def dense() -> Dense:
+            return Dense(chosen, load_data(chosen, data, progress, download=download), out, progress)
+
+        path = out / f"{self.name}-{Path(config).stem}.json"
+        settings, sparsities = chosen.settings(self.schedule), getattr(chosen, self.schedule)
+        work = units(chosen, dense, getattr(chosen, self.arms), pattern=self.pattern, sparsities=sparsities)
+        results = run_units(path, settings, work, progress, needs=dense)
+        record = finish(path, settings, results, self.summary(chosen, results))
+        save_picture(self.draw(chosen, record), path.with_suffix(".png"), smoke=smoke)
+        return record

@@ -1,55 +1,15 @@
-"""The paper's 2:4 table: ResNet18, two weights of every four, the same arms as in `unstructured`."""
+"""The paper's 2:4 table: ResNet18, two weights of every four, pruned as the paper did it."""
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from fishleg.paper import config as configs
 from fishleg.paper.config import Config
-from fishleg.paper.harness import (
-    Progress,
-    Results,
-    finish,
-    mean_sem,
-    need_matplotlib,
-    run_units,
-    save_picture,
-)
-from fishleg.paper.resnet18 import Dense, check_device, load_data, units
+from fishleg.paper.harness import Results, mean_sem
+from fishleg.paper.resnet18 import Experiment
 from fishleg.paper.unstructured import COLOURS, by_arm
 
 NAME = "semi_structured"
-
-
-def run(
-    out: Path,
-    *,
-    smoke: bool = False,
-    progress: Progress = print,
-    config: str = "cifar10",
-    data: Path | None = None,
-    download: bool = False,
-    device: str | None = None,
-) -> Results:
-    """Run what is missing of one configuration; writes `semi_structured-CONFIG.json` and `.png` to `out`."""
-    need_matplotlib()
-    config = "smoke" if smoke else config
-    name, chosen = Path(config).stem, configs.load(config, **({"device": device} if device else {}))
-    check_device(chosen)
-
-    @cache
-    def dense() -> Dense:
-        return Dense(chosen, load_data(chosen, data, progress, download=download), out, progress)
-
-    path = out / f"{NAME}-{name}.json"
-    settings = chosen.settings("semi_structured")
-    work = units(chosen, dense, chosen.semi_structured_arms, pattern="2:4", sparsities=chosen.semi_structured)
-    results = run_units(path, settings, work, progress, needs=dense)
-    record = finish(path, settings, results, summary(chosen, results))
-    save_picture(_draw(chosen, record["summary"]), path.with_suffix(".png"), smoke=smoke)
-    return record
 
 
 def summary(config: Config, results: Results) -> Results:
@@ -63,12 +23,13 @@ def summary(config: Config, results: Results) -> Results:
     return found
 
 
-def _draw(config: Config, found: Results) -> Any:
+def _draw(config: Config, record: Results) -> Any:
     from matplotlib.figure import Figure
 
+    found = record["summary"]
     figure = Figure(figsize=(6.5, 3.4), layout="constrained")
     axis = figure.subplots()
-    arms = list(found["after"])
+    arms = [arm for arm, value in found["after"].items() if value["mean"] is not None]  # None: diverged
     for when, shade in (("after", 1.0), ("before", 0.35)):
         values = [found[when][arm] for arm in arms]
         axis.barh(
@@ -77,9 +38,12 @@ def _draw(config: Config, found: Results) -> Any:
             label=f"{when} the last training",
         )  # fmt: skip
     axis.axvline(found["dense"], color="grey", linewidth=0.8)
-    lowest = min(found["before"][arm]["mean"] for arm in arms)
-    axis.set_xlim(max(0, min(lowest, found["dense"]) - 5), None)
+    lowest = min([found["dense"], *(found["before"][arm]["mean"] for arm in arms)])
+    axis.set_xlim(max(0, lowest - 5), None)
     axis.invert_yaxis()
     axis.set(xlabel="test accuracy, % (narrow bars: before the last training; grey: dense)")
     axis.set_title(f"2:4, ResNet18, width {config.width}, {config.dataset}, seeds: {len(config.seeds)}")
     return figure
+
+
+run = Experiment(NAME, "2:4", "semi_structured", "semi_structured_arms", summary, _draw).run

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from fishleg.paper import config as configs
 from fishleg.paper.config import Config
-from fishleg.paper.harness import (
-    Progress,
-    Results,
-    band,
-    finish,
-    mean_sem,
-    need_matplotlib,
-    run_units,
-    save_picture,
-)
-from fishleg.paper.resnet18 import Dense, check_device, load_data, units
+from fishleg.paper.harness import Results, band, mean_sem
+from fishleg.paper.resnet18 import Experiment
 
 NAME = "unstructured"
 AS_THE_PAPER = ("magnitude + SGD", "OBS + SGD", "FLS + FishLeg")
@@ -31,35 +19,6 @@ COLOURS = {
     "FLS + SGD": "tab:olive",
     "magnitude + FishLeg": "tab:cyan",
 }
-
-
-def run(
-    out: Path,
-    *,
-    smoke: bool = False,
-    progress: Progress = print,
-    config: str = "cifar10",
-    data: Path | None = None,
-    download: bool = False,
-    device: str | None = None,
-) -> Results:
-    """Run what is missing of one configuration; writes `unstructured-CONFIG.json` and `.png` to `out`."""
-    need_matplotlib()
-    config = "smoke" if smoke else config
-    name, chosen = Path(config).stem, configs.load(config, **({"device": device} if device else {}))
-    check_device(chosen)
-
-    @cache
-    def dense() -> Dense:
-        return Dense(chosen, load_data(chosen, data, progress, download=download), out, progress)
-
-    path = out / f"{NAME}-{name}.json"
-    settings = chosen.settings("sparsities")
-    work = units(chosen, dense, chosen.arms, pattern="global", sparsities=chosen.sparsities)
-    results = run_units(path, settings, work, progress, needs=dense)
-    record = finish(path, settings, results, summary(chosen, results))
-    save_picture(_draw(chosen, results), path.with_suffix(".png"), smoke=smoke)
-    return record
 
 
 def by_arm(config: Config, arms: Sequence[str], results: Results) -> dict[str, list[Results]]:
@@ -101,9 +60,10 @@ def _parts(after: dict[str, list[float | None]]) -> Results:
     }
 
 
-def _draw(config: Config, results: Results) -> Any:
+def _draw(config: Config, record: Results) -> Any:
     from matplotlib.figure import Figure
 
+    results = record["units"]
     runs = by_arm(config, config.arms, results)
     panels = [("as the paper did it", AS_THE_PAPER), ("scorer × optimizer", CROSSED)]
     panels = [(title, arms) for title, arms in panels if set(arms) <= set(runs)]
@@ -125,3 +85,6 @@ def _draw(config: Config, results: Results) -> Any:
     seeds = f"{len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}"
     figure.suptitle(f"ResNet18, width {config.width}, {config.dataset}, {seeds}; grey: dense")
     return figure
+
+
+run = Experiment(NAME, "global", "sparsities", "arms", summary, _draw).run

@@ -22,11 +22,13 @@ class _BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
+        return functional.relu(self.skip(x) + self.bn2(self.conv2(y)))
+
+    def skip(self, x: Tensor) -> Tensor:
         if self.stride != 1 or self.extra:
             x = x[:, :, :: self.stride, :: self.stride]
             x = functional.pad(x, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
-        return functional.relu(x + y)
+        return x
 
 
 class CifarResNet(nn.Module):
@@ -54,24 +56,19 @@ class CifarResNet(nn.Module):
         return logits
 
 
-class _ProjectedBlock(nn.Module):
-    """Two 3×3 convolutions; where the shape changes, the shortcut is a strided 1×1 convolution."""
+class _ProjectedBlock(_BasicBlock):
+    """The same; where the shape changes, the shortcut is a strided 1×1 convolution."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(n_out)
-        self.conv2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(n_out)
+        super().__init__(n_in, n_out, stride)
         self.shortcut = nn.Sequential()
         if stride != 1 or n_in != n_out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out)
-            )
+            projection = nn.Conv2d(n_in, n_out, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(n_out))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.relu(self.bn1(self.conv1(x)))
-        return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+    def skip(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.shortcut(x)
+        return projected
 
 
 class ResNet18(nn.Module):
