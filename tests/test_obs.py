@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from operator_makers import MAKERS, Dims, make
 from torch import Tensor
 
-from fishleg.obs import compensate, group_saliency, row_saliency, saliency, solve_removed
+from fishleg.obs import compensate, exchange_scores, group_saliency, row_saliency, saliency, solve_removed
 from fishleg.operators import Diagonal, FullFactor, Gram, Kronecker, Operator
 
 STRUCTURES = [
@@ -101,6 +101,35 @@ def test_row_saliency_is_the_constrained_minimum(name: str) -> None:
         chosen = torch.zeros(q.shape, dtype=torch.bool)
         chosen[row] = True
         assert float(score) == pytest.approx(brute_force(w, q.dense(), chosen)[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@settings(max_examples=8)
+@given(small, st.floats(0.2, 0.8))
+def test_exchange_scores_lie_between_their_bounds(name: str, d: Dims, fraction: float) -> None:
+    """And so does the truth: the loss without a kept weight, or with a removed one back, by brute force."""
+    w, q, removed = problem(name, d, fraction)
+    Q = q.dense()
+    result = compensate(w, q, removed, **PRECISE)
+    scores = exchange_scores(w, q, removed, result).flatten()
+    at_most, at_least = torch.linalg.inv(Q).diagonal(), 1 / Q.diagonal()
+    v, x = (w + result.delta).flatten(), result.multipliers.flatten()
+    for i in range(q.n):
+        other = removed.clone()
+        other.view(-1)[i] = ~other.view(-1)[i]
+        change = abs(brute_force(w, Q, other)[1] - result.predicted)
+        worth = [0.5 * float(v[i] ** 2 * c[i]) for c in (at_least, at_most)]
+        if bool(removed.flatten()[i]):
+            worth = [0.5 * float(x[i] ** 2 / c[i]) for c in (at_most, at_least)]
+        slack = 1e-7 * (worth[1] + result.predicted)
+        for value in (change, float(scores[i])):
+            assert worth[0] - slack <= value <= worth[1] + slack
+
+
+def test_exchange_scores_need_a_joint_compensation() -> None:
+    w, q, removed = problem("gram-full", Dims(2, 2, 1, 2, 0))
+    with pytest.raises(ValueError, match="joint"):
+        exchange_scores(w, q, removed, compensate(w, q, removed, "none"))
 
 
 # --- compensation -------------------------------------------------------------------------------------------

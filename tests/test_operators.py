@@ -94,6 +94,15 @@ def test_methods_equal_dense(name: str) -> None:
                 torch.testing.assert_close(found, wanted, msg=lambda text, method=method: f"{method}: {text}")
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_inverse_diag(name: str) -> None:
+    @drawn(name)
+    def check(d: Dims) -> None:
+        q = make(name, d).requires_grad_(False)
+        expected = torch.linalg.pinv(q.dense(), hermitian=True).diagonal().view(q.shape)
+        torch.testing.assert_close(q.inverse_diag(), expected)
+
+
 @pytest.mark.parametrize("name", [key for key in MAKERS if key.startswith("masked-")])
 def test_masked_solve_is_the_pseudo_inverse(name: str) -> None:
     @drawn(name)

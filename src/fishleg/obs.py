@@ -22,6 +22,7 @@ class Compensation:
 
     delta: Tensor
     predicted: float
+    multipliers: Tensor | None = None  # of the constraints δ_P = −w_P, zero on what is kept; joint only
 
 
 def saliency(w: Tensor, q: Operator) -> Tensor:
@@ -72,6 +73,7 @@ def compensate(
     sum: that sum as published (it over-corrects at high sparsity). none: deletion alone.
     A gradient of the loss at w adds the Newton step −Qg on what is kept (joint only).
     """
+    multipliers = None
     if method not in COMPENSATIONS:
         raise ValueError(f"compensation must be one of {', '.join(COMPENSATIONS)}, got {method!r}")
     if gradient is not None and method != "joint":
@@ -81,6 +83,7 @@ def compensate(
         Qg = None if gradient is None else q.matvec(gradient)
         target = w_P if Qg is None else w_P - torch.where(removed, Qg, 0.0)
         x = solve_removed(q, removed, target, iterations=iterations, tolerance=tolerance)
+        multipliers = x
         delta = -q.matvec(x)
         # x·target − ½ xᵀQx: the dual value, never above the optimum, with an error of second order in CG's
         predicted = float((x * target).sum() + 0.5 * (x * delta).sum())
@@ -99,7 +102,22 @@ def compensate(
         delta = step - w_P
         predicted = _quadratic(q, delta)
     delta = torch.where(removed, -w, delta)  # exactly zero after w + δ
-    return Compensation(delta, predicted)
+    return Compensation(delta, predicted, multipliers)
+
+
+def exchange_scores(w: Tensor, q: Operator, removed: Tensor, solved: Compensation) -> Tensor:
+    """What each weight is worth beside all the others, once `removed` are gone and compensated (jointly).
+
+    To remove a kept weight costs ½c v², v = w + δ; the return of a removed one gains x²/2c, x its multiplier.
+    The curvature c that a weight meets is F_ii = (Q⁻¹)_ii at most, if nothing else moves, and 1/Q_ii at
+    least, if everything gives way. Which weights do is known at the price of one solution each; the geometric
+    mean of the two stands in for it.
+    """
+    if solved.multipliers is None:
+        raise ValueError("exchange scores need a joint compensation")
+    curvature = (q.inverse_diag() / q.diag()).sqrt()
+    gain = solved.multipliers.square() / (2 * curvature)
+    return torch.where(removed, gain, 0.5 * curvature * (w + solved.delta).square())
 
 
 def solve_removed(

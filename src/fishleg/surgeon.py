@@ -23,7 +23,15 @@ from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.layers import Layer, find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.masking import refresh_batchnorm
-from fishleg.obs import COMPENSATIONS, Compensation, compensate, group_saliency, row_saliency, saliency
+from fishleg.obs import (
+    COMPENSATIONS,
+    Compensation,
+    compensate,
+    exchange_scores,
+    group_saliency,
+    row_saliency,
+    saliency,
+)
 from fishleg.patterns import Masks, Pattern, as_pattern
 from fishleg.warmstart import AuxiliaryOptions
 
@@ -52,6 +60,7 @@ class SurgeonOptions:
     compensation: str = "joint"
     include: Sequence[str] = ()  # regular expressions on parameter names; empty = every matrix
     exclude: Sequence[str] = ()
+    exchanges: int = 12  # rounds that swap kept weights for removed ones worth more (FLS, joint); 0 = never
     floor: float = 0.2  # each weight keeps at least this share of the mean density: no layer is emptied
     gamma: float | None = None  # damping; None = relative_damping × mean diag(F)
     relative_damping: float = 0.1
@@ -78,6 +87,8 @@ class SurgeonOptions:
             raise ValueError(f"gamma must be > 0, got {self.gamma}")
         if not self.relative_damping > 0:
             raise ValueError(f"relative_damping must be > 0, got {self.relative_damping}")
+        if self.exchanges < 0:
+            raise ValueError(f"exchanges must be >= 0, got {self.exchanges}")
         if self.batchnorm_batches < 0:
             raise ValueError(f"batchnorm_batches must be >= 0, got {self.batchnorm_batches}")
         if self.measure_batches < 0:
@@ -248,7 +259,7 @@ class Surgeon:
         kept, predicted = 1 - self.sparsity, 0.0
         for left in reversed(range(cuts)):
             target = sparsity if not left else 1 - kept * ((1 - sparsity) / kept) ** (1 - left / cuts)
-            new = self.select(q, target)
+            new = self.exchange(q, self.select(q, target), target)
             predicted += self._operate(q, new)
             self.masks = {**new, **self._bias_masks(new)}
             if self.options.batchnorm_batches:
@@ -356,6 +367,48 @@ class Surgeon:
         if self.pattern.group_size:
             return mask.unsqueeze(-1).expand(-1, self.pattern.group_size).reshape(weight.shape)
         return mask
+
+    @torch.no_grad()
+    def exchange(self, q: InverseFisher, masks: Masks, sparsity: float) -> Masks:
+        """Masks of the same sparsity whose joint loss increase, as Q predicts it, is lower.
+
+        The scores that chose these masks know nothing of each other: of two weights that can stand in for one
+        another both look cheap, and both go. Here all are scored again at the compensated solution, and
+        kept weights change places with removed ones that are worth more, for as long as that helps.
+        Weights that were removed in an earlier step stay removed.
+        """
+        o = self.options
+        if not o.exchanges or o.method != "fishleg" or o.compensation != "joint" or self.pattern.group_size:
+            return masks
+        if self.pattern.whole_rows or any(q.mask(self.layers[name].name) is not None for name in masks):
+            return masks
+        best, scores = self._exchange_scores(q, masks)
+        margin = 2.0  # so many times more must a removed weight be worth: many change places at once
+        for _ in range(o.exchanges):
+            raised = {name: torch.where(masks[name], margin * s, s) for name, s in scores.items()}
+            trial = self.pattern.select(raised, sparsity, o.floor * (1 - sparsity))
+            if all(torch.equal(trial[name], masks[name]) for name in masks):
+                break
+            predicted, trial_scores = self._exchange_scores(q, trial)
+            if predicted < best:
+                best, scores, masks = predicted, trial_scores, trial
+            else:
+                margin *= 3
+        return masks
+
+    def _exchange_scores(self, q: InverseFisher, masks: Masks) -> tuple[float, Masks]:
+        """The predicted loss increase of these masks, and what each weight is worth beside the others."""
+        predicted, scores = 0.0, {}
+        for name, mask in masks.items():
+            layer, w, result = self._compensated(q, name, mask)
+            keep = {part: torch.ones_like(self._weight(part), dtype=torch.bool) for part in layer.names}
+            keep[name] = mask
+            values = exchange_scores(w, q.unmasked(layer.name), ~layer.pack(keep), result)
+            predicted, old = predicted + result.predicted, self.masks.get(name)
+            scores[name] = layer.unpack(values)[name]
+            if old is not None:
+                scores[name] = scores[name].masked_fill(~old, -torch.inf)
+        return predicted, scores
 
     @torch.no_grad()
     def _operate(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> float:

@@ -65,6 +65,11 @@ class Operator(nn.Module, ABC):
         """diag(Q), [*shape]."""
         return self.dense().diagonal().reshape(self.shape)
 
+    def inverse_diag(self) -> Tensor:
+        """diag(Q⁻¹), [*shape]: the diagonal of F_γ where Q is exact."""
+        inverse: Tensor = torch.linalg.inv(self.dense())
+        return inverse.diagonal().reshape(self.shape)
+
     def trace(self) -> Tensor:
         """Tr(Q)."""
         return self.diag().sum()

@@ -56,6 +56,10 @@ class Factor(nn.Module, ABC):
     def eigenbasis_(self, moment: Moment) -> Tensor:
         """Set S to the eigenvectors of the given (unwhitened) second moment; its eigenvalues, [dim]."""
 
+    @abstractmethod
+    def inverse_transpose(self) -> Factor:
+        """S⁻ᵀ, the factor of (SSᵀ)⁻¹, in the same structure and without gradients."""
+
     def apply_matrix(self, X: Tensor) -> Tensor:
         """S x for each row x of X [..., dim]."""
         return self.apply_(X, _same, False)
@@ -124,6 +128,12 @@ class FullFactor(Factor):
     def left_transpose(self, X: Tensor) -> Tensor:
         return self.dense().mT @ X
 
+    @torch.no_grad()
+    def inverse_transpose(self) -> Factor:
+        found = FullFactor(self.dim).to(self.matrix)
+        found.matrix.copy_(_inverse(self.dense()).mT)
+        return found.requires_grad_(False)
+
     def column_norms(self) -> Tensor:
         norms: Tensor = torch.linalg.vector_norm(self.dense(), dim=0)
         return norms.square()
@@ -176,6 +186,12 @@ class DiagonalFactor(Factor):
 
     def solve_transpose(self, X: Tensor) -> Tensor:
         return X * (-self.log_s).exp()
+
+    @torch.no_grad()
+    def inverse_transpose(self) -> Factor:
+        found = DiagonalFactor(self.dim).to(self.log_s)
+        found.log_s.copy_(-self.log_s)
+        return found.requires_grad_(False)
 
     def moment(self, Y: Tensor) -> Moment:
         return (Y.square().sum(0),)
@@ -257,6 +273,12 @@ class BlockFactor(Factor):
         solved: Tensor = torch.linalg.solve(blocks, columns).permute(2, 0, 1)
         return solved.reshape(*X.shape[:-1], -1)[..., : self.dim]
 
+    @torch.no_grad()
+    def inverse_transpose(self) -> Factor:
+        found = BlockFactor(self.dim, self.block).to(self.matrix)
+        found.matrix.copy_(_inverse(self._invertible()).mT)
+        return found.requires_grad_(False)
+
     def moment(self, Y: Tensor) -> Moment:
         folded = self._fold(Y).transpose(0, 1)  # [count, N, block]
         return (folded.mT @ folded,)
@@ -331,6 +353,14 @@ class SplitFactor(Factor):
         whole: Tensor = torch.linalg.solve(position, half.mT).mT
         return torch.cat([whole.flatten(-2), last * (-self.log_bias).exp()], dim=-1)
 
+    @torch.no_grad()
+    def inverse_transpose(self) -> Factor:
+        found = SplitFactor(self.channels, self.kernel, bias=self.bias).to(self.channel)
+        found.channel.copy_(_inverse(self.channel).mT)
+        found.position.copy_(_inverse(self.position).mT)
+        found.log_bias.copy_(-self.log_bias)
+        return found.requires_grad_(False)
+
     def moment(self, Y: Tensor) -> Moment:
         main, last = self._fold(Y)
         channel = torch.einsum("nak,nbk->ab", main, main) / self.kernel
@@ -404,6 +434,12 @@ def _solve_rows(S: Tensor, X: Tensor) -> Tensor:
     flat = X.reshape(-1, X.shape[-1])
     solved: Tensor = torch.linalg.solve(S, flat.mT).mT
     return solved.reshape(X.shape)
+
+
+def _inverse(S: Tensor) -> Tensor:
+    """S⁻¹; what is singular in floating point gives infinities, not an error after hours of work."""
+    inverse: Tensor = torch.linalg.inv_ex(S).inverse
+    return inverse
 
 
 def _same(S: Tensor) -> Tensor:

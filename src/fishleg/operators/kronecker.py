@@ -76,6 +76,15 @@ class Kronecker(Operator):
             inside = self.R.apply_squares(self.L.left_squares(E2))
         return inside if D is None else D.square() * inside
 
+    def inverse_diag(self) -> Tensor:
+        D, E2 = self._scales()
+        L, R = self.L.inverse_transpose(), self.R.inverse_transpose()
+        if E2 is None:
+            inside = torch.outer(L.gram_diag(), R.gram_diag())
+        else:
+            inside = R.apply_squares(L.left_squares(1 / E2))
+        return inside if D is None else inside / D.square()
+
     def loss_terms(self, V: Tensor) -> tuple[Tensor, Tensor]:
         D, E2 = self._scales()
         return self._matvec(V, D, E2).square().sum(), self._trace(D, E2)

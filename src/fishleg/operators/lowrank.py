@@ -57,6 +57,9 @@ class LowRank(Operator):
     def diag(self) -> Tensor:
         return ((1 - self._half().square().sum(0)) / self.gamma).reshape(self.shape)
 
+    def inverse_diag(self) -> Tensor:
+        return (self.gamma + self.samples.square().mean(0)).reshape(self.shape)
+
     def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
         half = self._half()
         rows, columns = torch.broadcast_tensors(rows, columns)

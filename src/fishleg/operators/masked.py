@@ -52,6 +52,13 @@ class Masked(Operator):
     def diag(self) -> Tensor:
         return self.mask * self.inner.diag()
 
+    def inverse_diag(self) -> Tensor:
+        """That of the inverse on the kept parameters; zero elsewhere."""
+        keep = self.mask.flatten()
+        kept: Tensor = torch.linalg.inv(self.inner.dense()[keep][:, keep])
+        out = torch.zeros(self.n, dtype=kept.dtype, device=kept.device)
+        return out.masked_scatter(keep, kept.diagonal()).reshape(self.shape)
+
     def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
         keep = self.mask.flatten()
         return keep[rows] * keep[columns] * self.inner.entries(rows, columns)

@@ -33,6 +33,9 @@ class Identity(Operator):
     def diag(self) -> Tensor:
         return self.scale.expand(self.shape)
 
+    def inverse_diag(self) -> Tensor:
+        return 1 / self.diag()
+
     def frobenius_sq(self) -> Tensor:
         return self.scale.square() * self.n
 
@@ -67,6 +70,9 @@ class Diagonal(Operator):
 
     def diag(self) -> Tensor:
         return self.log_q.exp()
+
+    def inverse_diag(self) -> Tensor:
+        return (-self.log_q).exp()
 
     def frobenius_sq(self) -> Tensor:
         return (2 * self.log_q).exp().sum()
@@ -110,6 +116,9 @@ class Gram(Operator):
 
     def diag(self) -> Tensor:
         return self.factor.gram_diag().reshape(self.shape)
+
+    def inverse_diag(self) -> Tensor:
+        return self.factor.inverse_transpose().gram_diag().reshape(self.shape)
 
     def set_scale_(self, scale: float) -> None:
         self.factor.eye_()

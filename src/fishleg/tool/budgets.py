@@ -231,7 +231,10 @@ def macs_budget(surgeon: Surgeon, macs: Mapping[str, int], most: str | float) ->
 
 
 def sparsity_for_macs(surgeon: Surgeon, macs: Mapping[str, int], most: str | float) -> float:
-    """By bisection on the masks that Q's scores select; no weight is changed."""
+    """By bisection on the masks that Q's scores select; no weight is changed.
+
+    Exchanges are too dear for that. What they change is seen after the last stage, see `Run._over_flops`.
+    """
     budget = macs_budget(surgeon, macs, most)
     if kept_macs(macs, surgeon.masks) <= budget:
         return surgeon.sparsity

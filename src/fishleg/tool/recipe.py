@@ -91,6 +91,9 @@ class Recipe:
     compensation: str = _option(
         "method", "joint", "How the other weights make up for the removed ones.", choices=COMPENSATIONS
     )
+    exchanges: int = _option(
+        "method", 12, "Rounds that swap kept weights for removed ones worth more (FLS, joint).", rule=">= 0"
+    )
     gamma: float | None = _option(
         "method", None, "Damping; default: relative_damping x mean diagonal of F.", rule="> 0"
     )

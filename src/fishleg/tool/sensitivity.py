@@ -134,7 +134,8 @@ def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = GRID)
     curves: dict[str, list[float]] = {name: [] for name in surgeon.prunable}
     for sparsity in grid:
         for name in surgeon.prunable:
-            masks = surgeon.select(inverse, min(sparsity, most[name]), only=[name])
+            target = min(sparsity, most[name])
+            masks = surgeon.exchange(inverse, surgeon.select(inverse, target, only=[name]), target)
             curves[name].append(surgeon.predict(inverse, masks)[name])
     sizes = {name: surgeon.model.get_parameter(name).numel() for name in surgeon.prunable}
     return Sensitivity(grid, curves, sizes, at)
