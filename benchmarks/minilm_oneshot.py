@@ -44,7 +44,14 @@ def calibration(seed: int, batch_size: int = 64) -> list[dict[str, Tensor]]:
 
 
 def surgeon_for(method: str, seed: int) -> Surgeon:
-    options = {"samples": 256, "auxiliary": LEARNING, **METHODS.get(method, {}), **STAGED.get(method, {})}
+    # without exchanges: the committed results are older than these
+    options = {
+        "samples": 256,
+        "exchanges": 0,
+        "auxiliary": LEARNING,
+        **METHODS.get(method, {}),
+        **STAGED.get(method, {}),
+    }
     return Surgeon(
         load_minilm(), calibration(seed), Gaussian(), generator=torch.Generator().manual_seed(seed), **options
     )
