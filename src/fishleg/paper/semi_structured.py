@@ -30,18 +30,18 @@ def _draw(config: Config, record: Results) -> Any:
     figure = Figure(figsize=(6.5, 3.4), layout="constrained")
     axis = figure.subplots()
     arms = [arm for arm, value in found["after"].items() if value["mean"] is not None]  # None: diverged
-    for when, shade in (("after", 1.0), ("before", 0.35)):
+    for when, shade, shift in (("before", 0.35, -0.2), ("after", 1.0, 0.2)):
         values = [found[when][arm] for arm in arms]
         axis.barh(
-            arms, [v["mean"] for v in values], xerr=[v["sem"] for v in values], alpha=shade,
-            color=[COLOURS[arm] for arm in arms], height=0.7 if when == "after" else 0.35,
-            label=f"{when} the last training",
+            [i + shift for i in range(len(arms))], [v["mean"] for v in values],
+            xerr=[v["sem"] for v in values], alpha=shade, color=[COLOURS[arm] for arm in arms], height=0.38,
         )  # fmt: skip
+    axis.set_yticks(range(len(arms)), arms)
     axis.axvline(found["dense"], color="grey", linewidth=0.8)
     lowest = min([found["dense"], *(found["before"][arm]["mean"] for arm in arms)])
     axis.set_xlim(max(0, lowest - 5), None)
     axis.invert_yaxis()
-    axis.set(xlabel="test accuracy, % (narrow bars: before the last training; grey: dense)")
+    axis.set(xlabel="test accuracy, % (pale: before the last training; grey line: dense)")
     axis.set_title(f"2:4, ResNet18, width {config.width}, {config.dataset}, seeds: {len(config.seeds)}")
     return figure
 

@@ -176,9 +176,11 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
 def _unstructured(name: str, summary: dict[str, Any]) -> dict[str, str]:
     """Accuracy by arm; what scorer and optimizer bring."""
     levels = list(next(iter(summary["after"].values())))
-    rows = [[arm, *(_points(values[level]) for level in levels)] for arm, values in summary["after"].items()]
     head = f"test accuracy, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']})"
-    found = {name: markdown([head, *levels], rows)}
+    found = {}
+    for key, when in ((name, "after"), (f"{name}-before", "before")):
+        rows = [[arm, *(_points(values[level]) for level in levels)] for arm, values in summary[when].items()]
+        found[key] = markdown([head, *levels], rows)
     if "parts" in summary:
         rows = [[part, *(_points(summary["parts"][level][part]) for level in levels)]
                 for part in summary["parts"][levels[0]]]  # fmt: skip
