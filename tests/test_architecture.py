@@ -21,7 +21,7 @@ ROOMS: tuple[set[str], ...] = (
     {"auxiliary"},
     {"optimizer"},
     {"patterns", "masking"},
-    {"obs", "baselines"},
+    {"obs", "exchange", "baselines"},
     {"surgeon"},
     {"loop"},
     {"api"},

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.baselines import METHODS, estimate, learner, sub_batches
 from fishleg.batches import Forward, check_loader, cycle, default_forward, move_batch, targets_of
+from fishleg.exchange import exchange
 from fishleg.fisher import frozen_statistics
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.layers import Layer, find_layers
@@ -377,33 +378,23 @@ class Surgeon:
         kept weights change places with removed ones that are worth more, for as long as that helps.
         Weights that were removed in an earlier step stay removed.
         """
-        o = self.options
-        if not o.exchanges or o.method != "fishleg" or o.compensation != "joint" or self.pattern.group_size:
+        o, pattern = self.options, self.pattern
+        if o.method != "fishleg" or o.compensation != "joint" or pattern.group_size or pattern.whole_rows:
             return masks
-        if self.pattern.whole_rows or any(q.mask(self.layers[name].name) is not None for name in masks):
+        if any(q.mask(self.layers[name].name) is not None for name in masks):
             return masks
-        best, scores = self._exchange_scores(q, masks)
-        margin = 2.0  # so many times more must a removed weight be worth: many change places at once
-        for _ in range(o.exchanges):
-            raised = {name: torch.where(masks[name], margin * s, s) for name, s in scores.items()}
-            trial = self.pattern.select(raised, sparsity, o.floor * (1 - sparsity))
-            if all(torch.equal(trial[name], masks[name]) for name in masks):
-                break
-            predicted, trial_scores = self._exchange_scores(q, trial)
-            if predicted < best:
-                best, scores, masks = predicted, trial_scores, trial
-            else:
-                margin *= 3
-        return masks
 
-    def _exchange_scores(self, q: InverseFisher, masks: Masks) -> tuple[float, Masks]:
+        def choose(scores: Mapping[str, Tensor]) -> Masks:
+            return pattern.select(scores, sparsity, o.floor * (1 - sparsity))
+
+        return exchange(masks, lambda trial: self._worth(q, trial), choose, o.exchanges)
+
+    def _worth(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         """The predicted loss increase of these masks, and what each weight is worth beside the others."""
         predicted, scores = 0.0, {}
         for name, mask in masks.items():
             layer, w, result = self._compensated(q, name, mask)
-            keep = {part: torch.ones_like(self._weight(part), dtype=torch.bool) for part in layer.names}
-            keep[name] = mask
-            values = exchange_scores(w, q.unmasked(layer.name), ~layer.pack(keep), result)
+            values = exchange_scores(w, q.operator(layer.name), self._removed(q, name, mask), result)
             predicted, old = predicted + result.predicted, self.masks.get(name)
             scores[name] = layer.unpack(values)[name]
             if old is not None:
@@ -427,14 +418,17 @@ class Surgeon:
 
     def _compensated(self, q: InverseFisher, name: str, mask: Tensor) -> tuple[Layer, Tensor, Compensation]:
         layer = self.layers[name]
-        w = self._packed(layer, q)
+        w, removed = self._packed(layer, q), self._removed(q, name, mask)
+        return layer, w, compensate(w, q.operator(layer.name), removed, self.options.compensation)
+
+    def _removed(self, q: InverseFisher, name: str, mask: Tensor) -> Tensor:
+        """What a mask removes of the weight's layer, packed; of a restricted Q, what goes now."""
+        layer = self.layers[name]
         keep = {part: torch.ones_like(self._weight(part), dtype=torch.bool) for part in layer.names}
         keep.update(self._bias_masks({name: mask}))
         keep[name] = mask
         removed, kept_before = ~layer.pack(keep), q.mask(layer.name)
-        if kept_before is not None:
-            removed = removed & kept_before
-        return layer, w, compensate(w, q.operator(layer.name), removed, self.options.compensation)
+        return removed if kept_before is None else removed & kept_before
 
     @torch.no_grad()
     def predict(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> dict[str, float]:
