@@ -3,6 +3,8 @@
 import builtins
 import importlib
 import json
+import re
+import time
 from itertools import product
 from pathlib import Path
 
@@ -82,6 +84,19 @@ def test_units_are_kept_and_those_of_other_settings_are_not(tmp_path: Path) -> N
     path.write_text("{ half a fi")
     run_units(path, {"a": (1, 3)}, [unit("first")], lambda _: None)
     assert calls == ["second", "first", "first"]
+
+
+def test_the_time_left_is_told_from_work_that_was_done(tmp_path: Path) -> None:
+    told: list[str] = []
+    units = [
+        Unit("file", lambda _: time.sleep(0.4), 0),
+        Unit("a", lambda _: time.sleep(0.05), 1),
+        Unit("b", lambda _: None, 4),
+    ]
+    run_units(tmp_path / "x.json", {}, units, told.append)
+    assert "left" not in told[0]  # what was there already says nothing about the rest
+    assert 0.2 <= float(re.search(r"about (\S+) s left", told[1]).group(1)) < 1.2
+    assert "left" not in told[2]
 
 
 def test_numbers_for_json_and_people() -> None:

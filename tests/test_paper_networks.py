@@ -77,6 +77,9 @@ def test_stopped_training_of_the_dense_model_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         half.model()
     half.progress = lambda _: None
+    assert resnet18.epochs_to_train(SMOKE, tmp_path) == SMOKE.dense_epochs
+    assert resnet18.epochs_to_train(SMOKE, half.path.parent) == SMOKE.dense_epochs - 1
+    assert resnet18.epochs_to_train(SMOKE, whole.path.parent) == 0
     again = half.model().state_dict()
     assert epochs == 2
     assert all(torch.equal(expected[key], again[key]) for key in expected)
@@ -94,7 +97,9 @@ def test_dense_models_of_other_settings_lie_side_by_side(tmp_path: Path) -> None
 
 def test_results_of_another_dense_model_are_not_added_to(tmp_path: Path) -> None:
     model = dense(tmp_path, replace(SMOKE, dense_epochs=1))
-    unit = resnet18.units(SMOKE, lambda: model, ["magnitude + SGD"], pattern="global", sparsities=(0.5,))[1]
+    unit = resnet18.units(
+        SMOKE, lambda: model, ["magnitude + SGD"], pattern="global", sparsities=(0.5,), dense_cost=1
+    )[1]
     with pytest.raises(ValueError, match="those of another dense model"):
         unit.compute({"dense": {"weights": "0123"}})
 

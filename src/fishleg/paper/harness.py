@@ -20,7 +20,7 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work: `compute` sees the results of the units before it; `cost` is relative."""
+    """One piece of work: `compute` sees the results of the units before it; `cost` is relative, 0 nothing."""
 
     key: str
     compute: Callable[[Results], Any]
@@ -63,10 +63,12 @@ def run_units(
         start = time.perf_counter()
         done[unit.key] = plain(unit.compute(done))
         seconds = time.perf_counter() - start
-        spent, finished, left = spent + seconds, finished + unit.cost, left - unit.cost
+        finished, left = finished + unit.cost, left - unit.cost
+        spent += seconds if unit.cost else 0.0
         # units of other arms or seeds stay, and so does what another process has added meanwhile
         write_json(path, {"settings": settings, "units": {**_read(path, settings), **done}})
-        remaining = f", about {duration(spent / finished * left)} left" if left > 1e-9 else ""
+        told = left > 1e-9 and finished > 0
+        remaining = f", about {duration(spent / finished * left)} left" if told else ""
         progress(f"[{i}/{len(units)}] {unit.key}: {duration(seconds)}{remaining}")
     return {unit.key: done[unit.key] for unit in units}
 

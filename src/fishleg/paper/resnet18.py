@@ -109,14 +109,32 @@ def new_model(config: Config, classes: int) -> nn.Module:
     return model.to(config.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
+def dense_path(config: Config, out: Path) -> Path:
+    """Where the dense model of these settings is kept."""
+    text = json.dumps(config.dense_settings(), sort_keys=True)
+    return out / f"dense-{config.dataset}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.pt"
+
+
+def _read_dense(path: Path, device: str) -> dict[str, Any] | None:
+    """The state of a finished or stopped training."""
+    if not path.exists():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    return state
+
+
+def epochs_to_train(config: Config, out: Path) -> int:
+    """What is left of the dense model's training: nothing once its file is whole."""
+    state = _read_dense(dense_path(config, out), "cpu")
+    return config.dense_epochs - (len(state["curve"]) if state else 0)
+
+
 class Dense:
     """The dense model: trained with Adam once, kept beside the results, and shared by all that prune it."""
 
     def __init__(self, config: Config, examples: Data, out: Path, progress: Progress) -> None:
         self.config, self.examples, self.progress = config, examples, progress
-        text = json.dumps(config.dense_settings(), sort_keys=True)
-        name = hashlib.sha256(text.encode()).hexdigest()[:8]
-        self.path = out / f"dense-{config.dataset}-{name}.pt"
+        self.path = dense_path(config, out)
 
     def model(self) -> nn.Module:
         """A fresh copy of the trained model."""
@@ -131,7 +149,7 @@ class Dense:
         return {"curve": list(state["curve"]), "weights": _digest(state["model"])}
 
     def _trained(self) -> dict[str, Any]:
-        config, state = self.config, self._read()
+        config, state = self.config, _read_dense(self.path, self.config.device)
         if state is not None and len(state["curve"]) == config.dense_epochs:
             return state
         model = new_model(config, self.examples.classes)
@@ -164,13 +182,6 @@ class Dense:
             torch.save(state, buffer)
             write_atomically(self.path, buffer.getvalue())
         assert state is not None
-        return state
-
-    def _read(self) -> dict[str, Any] | None:
-        """The state of a finished or stopped training with the same settings."""
-        if not self.path.exists():
-            return None
-        state: dict[str, Any] = torch.load(self.path, map_location=self.config.device, weights_only=True)
         return state
 
 
@@ -298,6 +309,7 @@ def units(
     *,
     pattern: str,
     sparsities: tuple[float, ...],
+    dense_cost: float,
 ) -> list[Unit]:
     """The dense model, then every (arm, seed), seed by seed: what a stopped run has done can be compared."""
 
@@ -313,7 +325,7 @@ def units(
 
         return run
 
-    work = [Unit("dense", lambda _: dense().record(), config.dense_epochs)]
+    work = [Unit("dense", lambda _: dense().record(), dense_cost)]
     cost = config.epochs * len(sparsities)
     return work + [
         Unit(f"{arm}, seed {seed}", compute(arm, seed), cost) for seed in config.seeds for arm in arms
@@ -354,7 +366,10 @@ class Experiment:
 
         path = out / f"{self.name}-{Path(config).stem}.json"
         settings, sparsities = chosen.settings(self.schedule), getattr(chosen, self.schedule)
-        work = units(chosen, dense, getattr(chosen, self.arms), pattern=self.pattern, sparsities=sparsities)
+        work = units(
+            chosen, dense, getattr(chosen, self.arms), pattern=self.pattern, sparsities=sparsities,
+            dense_cost=epochs_to_train(chosen, out),
+        )  # fmt: skip
         results = run_units(path, settings, work, progress, needs=dense)
         record = finish(path, settings, results, self.summary(chosen, results))
         save_picture(self.draw(chosen, record), path.with_suffix(".png"), smoke=smoke)
