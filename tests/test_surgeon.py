@@ -119,16 +119,38 @@ def test_exchanges_lower_the_predicted_loss(
     surgeon = Surgeon(model, loader, pattern=pattern, **QUICK)
     q = surgeon.estimate()
     first = surgeon.select(q, sparsity)
-    better = surgeon.exchange(q, first, sparsity)
+    better = surgeon.exchange(q, first)
     counts = [sum(int((~mask).sum()) for mask in masks.values()) for masks in (first, better)]
     assert counts[0] == counts[1]
     assert any(not torch.equal(first[name], better[name]) for name in first)
     before, after = (sum(surgeon.predict(q, masks).values()) for masks in (first, better))
     assert after < share * before
     plain = Surgeon(copy.deepcopy(model), loader, pattern=pattern, exchanges=0, **QUICK)
-    assert all(torch.equal(mask, first[name]) for name, mask in plain.exchange(q, first, sparsity).items())
+    assert all(torch.equal(mask, first[name]) for name, mask in plain.exchange(q, first).items())
     assert plain.prune(sparsity, inverse=q).predicted == pytest.approx(before)
     assert surgeon.prune(sparsity, inverse=q).predicted == pytest.approx(after)
+
+
+@pytest.mark.parametrize("options", [{"exchange_across_layers": False}, {"pattern": "layer"}])
+def test_exchanges_within_layers_keep_their_counts(
+    options: dict[str, Any], model: DigitsNet, loader: Any
+) -> None:
+    surgeon = Surgeon(model, loader, **options, **QUICK)
+    q = surgeon.estimate()
+    first = surgeon.select(q, 0.85)
+    better = surgeon.exchange(q, first)
+    assert {n: int(m.sum()) for n, m in better.items()} == {n: int(m.sum()) for n, m in first.items()}
+    before, after = surgeon.predict(q, first), surgeon.predict(q, better)
+    assert all(after[name] <= before[name] * 1.0001 for name in first)  # no layer pays for another
+    assert sum(after.values()) < 0.97 * sum(before.values())
+
+
+def test_zeros_of_a_sparse_model_stay_zero(model: DigitsNet, loader: Any) -> None:
+    """Whoever made them: the second surgeon has no masks of the first."""
+    Surgeon(model, loader, **QUICK).prune(0.6)
+    zeros = {name: model.get_parameter(name) == 0 for name in WEIGHTS}
+    Surgeon(model, loader, **QUICK).prune(0.8)
+    assert all(bool((model.get_parameter(name)[gone] == 0).all()) for name, gone in zeros.items())
 
 
 def test_exchanges_come_near_the_best_of_all_masks() -> None:
@@ -151,7 +173,7 @@ def test_exchanges_come_near_the_best_of_all_masks() -> None:
             for chosen in itertools.combinations(range(14), 7)
         ]
         least = min(loss(mask) for mask in every)
-        better = surgeon.exchange(q, first, 0.5)
+        better = surgeon.exchange(q, first)
         gap.append([loss(masks["0.weight"]) / least - 1 for masks in (first, better)])
     before, after = (sum(column) for column in zip(*gap, strict=True))
     assert after < 0.75 * before

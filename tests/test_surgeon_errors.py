@@ -80,6 +80,8 @@ def with_nan() -> nn.Sequential:
         (lambda: SurgeonOptions(compensation="both"), "compensation must be one of .*, got 'both'"),
         (lambda: SurgeonOptions(floor=1.0), r"floor must be in \[0, 1\), got 1.0"),
         (lambda: SurgeonOptions(gamma=0.0), "gamma must be > 0, got 0.0"),
+        (lambda: SurgeonOptions(exchanges=2.5), "exchanges must be >= 0 and whole, got 2.5"),
+        (lambda: SurgeonOptions(exchanges=float("nan")), "exchanges must be >= 0 and whole, got nan"),
         (lambda: SurgeonOptions(relative_damping=-1.0), "relative_damping must be > 0, got -1.0"),
         (lambda: SurgeonOptions(batchnorm_batches=-1), "batchnorm_batches must be >= 0, got -1"),
         (lambda: SurgeonOptions(pattern="diagonal"), "pattern must be .*, got 'diagonal'"),

@@ -32,6 +32,11 @@ class Pattern(ABC):
         return False
 
     @property
+    def within_layers(self) -> bool:
+        """Whether each weight tensor keeps a share of its own, whatever the scores of the others are."""
+        return False
+
+    @property
     def limit(self) -> float:
         """The largest sparsity that the pattern can reach."""
         return 1.0
@@ -53,6 +58,10 @@ class Unstructured(Pattern):
     """Single weights, compared over the whole model, or within each layer (`per_layer`)."""
 
     per_layer: bool = False
+
+    @property
+    def within_layers(self) -> bool:
+        return self.per_layer
 
     def select(self, scores: Mapping[str, Tensor], sparsity: float, floor: float = 0.0) -> Masks:
         if self.per_layer:

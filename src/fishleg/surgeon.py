@@ -28,6 +28,7 @@ from fishleg.obs import (
     COMPENSATIONS,
     Compensation,
     compensate,
+    exchange_curvature,
     exchange_scores,
     group_saliency,
     row_saliency,
@@ -62,6 +63,7 @@ class SurgeonOptions:
     include: Sequence[str] = ()  # regular expressions on parameter names; empty = every matrix
     exclude: Sequence[str] = ()
     exchanges: int = 12  # rounds that swap kept weights for removed ones worth more (FLS, joint); 0 = never
+    exchange_across_layers: bool = True  # False: every layer keeps the number of weights that scores gave it
     floor: float = 0.2  # each weight keeps at least this share of the mean density: no layer is emptied
     gamma: float | None = None  # damping; None = relative_damping × mean diag(F)
     relative_damping: float = 0.1
@@ -88,8 +90,8 @@ class SurgeonOptions:
             raise ValueError(f"gamma must be > 0, got {self.gamma}")
         if not self.relative_damping > 0:
             raise ValueError(f"relative_damping must be > 0, got {self.relative_damping}")
-        if self.exchanges < 0:
-            raise ValueError(f"exchanges must be >= 0, got {self.exchanges}")
+        if not self.exchanges >= 0 or self.exchanges != int(self.exchanges):
+            raise ValueError(f"exchanges must be >= 0 and whole, got {self.exchanges}")
         if self.batchnorm_batches < 0:
             raise ValueError(f"batchnorm_batches must be >= 0, got {self.batchnorm_batches}")
         if self.measure_batches < 0:
@@ -260,7 +262,7 @@ class Surgeon:
         kept, predicted = 1 - self.sparsity, 0.0
         for left in reversed(range(cuts)):
             target = sparsity if not left else 1 - kept * ((1 - sparsity) / kept) ** (1 - left / cuts)
-            new = self.exchange(q, self.select(q, target), target)
+            new = self.exchange(q, self.select(q, target))
             predicted += self._operate(q, new)
             self.masks = {**new, **self._bias_masks(new)}
             if self.options.batchnorm_batches:
@@ -370,36 +372,50 @@ class Surgeon:
         return mask
 
     @torch.no_grad()
-    def exchange(self, q: InverseFisher, masks: Masks, sparsity: float) -> Masks:
-        """Masks of the same sparsity whose joint loss increase, as Q predicts it, is lower.
+    def exchange(self, q: InverseFisher, masks: Masks) -> Masks:
+        """As many weights, better chosen: their joint loss increase, as Q predicts it, is lower.
 
         The scores that chose these masks know nothing of each other: of two weights that can stand in for one
         another both look cheap, and both go. Here all are scored again at the compensated solution, and
         kept weights change places with removed ones that are worth more, for as long as that helps.
-        Weights that were removed in an earlier step stay removed.
+        What is zero already stays so, whether an earlier step made it so or somebody else.
         """
         o, pattern = self.options, self.pattern
-        if o.method != "fishleg" or o.compensation != "joint" or pattern.group_size or pattern.whole_rows:
+        if not o.exchanges or o.method != "fishleg" or o.compensation != "joint":
+            return masks
+        if pattern.group_size or pattern.whole_rows:
             return masks
         if any(q.mask(self.layers[name].name) is not None for name in masks):
-            return masks
+            return masks  # a restricted Q knows nothing of what is removed
+        if not pattern.within_layers and o.exchange_across_layers:
+            return self._exchange(q, masks, o.floor)
+        return {name: self._exchange(q, {name: mask}, 0.0)[name] for name, mask in masks.items()}
+
+    def _exchange(self, q: InverseFisher, masks: Masks, floor: float) -> Masks:
+        """Exchanges among these weights, whose number stays what it is."""
+        kept = sum(int(mask.sum()) for mask in masks.values()) / sum(mask.numel() for mask in masks.values())
+        operators = {name: q.operator(self.layers[name].name) for name in masks}
+        curvatures = {name: exchange_curvature(operator) for name, operator in operators.items()}
+
+        def judge(trial: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+            """The predicted loss increase of masks, and what each weight is worth beside the others."""
+            predicted, scores = 0.0, {}
+            for name, mask in trial.items():
+                layer, removed = self.layers[name], self._removed(q, name, mask)
+                w = self._packed(layer, q)
+                result = compensate(w, operators[name], removed)
+                predicted += result.predicted
+                values = layer.unpack(exchange_scores(w, curvatures[name], removed, result))[name]
+                gone = self._weight(name) == 0
+                if name in self.masks:
+                    gone = gone | ~self.masks[name]
+                scores[name] = values.masked_fill(gone, -torch.inf)
+            return predicted, scores
 
         def choose(scores: Mapping[str, Tensor]) -> Masks:
-            return pattern.select(scores, sparsity, o.floor * (1 - sparsity))
+            return self.pattern.select(scores, 1 - kept, floor * kept)
 
-        return exchange(masks, lambda trial: self._worth(q, trial), choose, o.exchanges)
-
-    def _worth(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-        """The predicted loss increase of these masks, and what each weight is worth beside the others."""
-        predicted, scores = 0.0, {}
-        for name, mask in masks.items():
-            layer, w, result = self._compensated(q, name, mask)
-            values = exchange_scores(w, q.operator(layer.name), self._removed(q, name, mask), result)
-            predicted, old = predicted + result.predicted, self.masks.get(name)
-            scores[name] = layer.unpack(values)[name]
-            if old is not None:
-                scores[name] = scores[name].masked_fill(~old, -torch.inf)
-        return predicted, scores
+        return exchange(masks, judge, choose, self.options.exchanges)
 
     @torch.no_grad()
     def _operate(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> float:

@@ -66,7 +66,7 @@ class Operator(nn.Module, ABC):
         return self.dense().diagonal().reshape(self.shape)
 
     def inverse_diag(self) -> Tensor:
-        """diag(Q⁻¹), [*shape]: the diagonal of F_γ where Q is exact."""
+        """diag(Q⁻¹), [*shape]: the diagonal of F_γ where Q is exact. Not for training: gradients may lack."""
         inverse: Tensor = torch.linalg.inv(self.dense())
         return inverse.diagonal().reshape(self.shape)
 

@@ -437,7 +437,7 @@ def _solve_rows(S: Tensor, X: Tensor) -> Tensor:
 
 
 def _inverse(S: Tensor) -> Tensor:
-    """S⁻¹; what is singular in floating point gives infinities, not an error after hours of work."""
+    """S⁻¹; what is singular in floating point gives numbers that are not finite, and no error."""
     inverse: Tensor = torch.linalg.inv_ex(S).inverse
     return inverse
 

@@ -233,7 +233,7 @@ def macs_budget(surgeon: Surgeon, macs: Mapping[str, int], most: str | float) ->
 def sparsity_for_macs(surgeon: Surgeon, macs: Mapping[str, int], most: str | float) -> float:
     """By bisection on the masks that Q's scores select; no weight is changed.
 
-    Exchanges are too dear for that. What they change is seen after the last stage, see `Run._over_flops`.
+    With such a budget exchanges leave every layer its number of weights, and thereby the multiply-adds.
     """
     budget = macs_budget(surgeon, macs, most)
     if kept_macs(macs, surgeon.masks) <= budget:

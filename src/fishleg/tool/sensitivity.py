@@ -135,7 +135,7 @@ def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = GRID)
     for sparsity in grid:
         for name in surgeon.prunable:
             target = min(sparsity, most[name])
-            masks = surgeon.exchange(inverse, surgeon.select(inverse, target, only=[name]), target)
+            masks = surgeon.exchange(inverse, surgeon.select(inverse, target, only=[name]))
             curves[name].append(surgeon.predict(inverse, masks)[name])
     sizes = {name: surgeon.model.get_parameter(name).numel() for name in surgeon.prunable}
     return Sensitivity(grid, curves, sizes, at)

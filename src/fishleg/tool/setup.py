@@ -118,6 +118,8 @@ def _make_surgeon(ready: Prepared) -> Surgeon:
     surgeon = Surgeon(
         ready.model, ready.calibration, ready.likelihood, forward=ready.forward,
         generator=torch.Generator().manual_seed(recipe.seed),
+        # multiply-adds are planned from the weights that each layer keeps
+        exchange_across_layers=recipe.max_flops is None,
         **{name: getattr(recipe, name) for name in options},
     )  # fmt: skip
     if recipe.method == "exact":
