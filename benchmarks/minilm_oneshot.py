@@ -28,9 +28,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "diagonal": {"method": "diagonal"},
     "oBERT": {"method": "obert"},
     "KFAC": {"method": "kfac"},
+    "FLS, without exchanges": {"exchanges": 0},
     "FLS": {},
 }
-STAGED: dict[str, dict[str, Any]] = {"FLS, staged": {}}
+STAGED: dict[str, dict[str, Any]] = {"FLS, staged": {"exchanges": 0}}
 # The bases of 1536 × 1537 matrices are dear to refine: each layer takes its turn at every eighth step.
 LEARNING = AuxiliaryOptions(groups=4, warm_start=32, refine_every=8)
 
@@ -44,10 +45,8 @@ def calibration(seed: int, batch_size: int = 64) -> list[dict[str, Tensor]]:
 
 
 def surgeon_for(method: str, seed: int) -> Surgeon:
-    # without exchanges: the committed results are older than these
     options = {
         "samples": 256,
-        "exchanges": 0,
         "auxiliary": LEARNING,
         **METHODS.get(method, {}),
         **STAGED.get(method, {}),
