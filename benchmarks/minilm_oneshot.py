@@ -45,12 +45,7 @@ def calibration(seed: int, batch_size: int = 64) -> list[dict[str, Tensor]]:
 
 
 def surgeon_for(method: str, seed: int) -> Surgeon:
-    options = {
-        "samples": 256,
-        "auxiliary": LEARNING,
-        **METHODS.get(method, {}),
-        **STAGED.get(method, {}),
-    }
+    options = {"samples": 256, "auxiliary": LEARNING, **METHODS.get(method, {}), **STAGED.get(method, {})}
     return Surgeon(
         load_minilm(), calibration(seed), Gaussian(), generator=torch.Generator().manual_seed(seed), **options
     )

@@ -1,6 +1,6 @@
 """Gradual pruning of a trained ResNet20 to 98 %: scorers and optimizers crossed, same data order for all.
 
-`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_gradual.py` (12 to 21 CPU minutes a method;
+`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_gradual.py` (12 to 23 CPU minutes a method;
 a stopped run goes on with the next method, `--again` starts over, `--only NAME` runs one). Ten pruning steps
 on a nearly exponential schedule, a quarter of an epoch (98 steps of 128 images) after each; the learning rate
 falls to zero within each; for 2:4 two steps, an epoch after each. Accuracy is on all 10 000 test images.

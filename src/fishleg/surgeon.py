@@ -382,7 +382,7 @@ class Surgeon:
         The scores that chose these masks know nothing of each other: of two weights that can stand in for one
         another both look cheap, and both go. Here all are scored again at the compensated solution, and
         kept weights change places with removed ones that are worth more, for as long as that helps.
-        What is zero already stays so, whether an earlier step made it so or somebody else.
+        No weight that is zero already comes back, whether an earlier step removed it or somebody else.
         """
         o, pattern = self.options, self.pattern
         if not o.exchanges or o.method != "fishleg" or o.compensation != "joint":
