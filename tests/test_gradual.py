@@ -465,16 +465,49 @@ def test_attach_with_wrong_numbers(every: int, start: int) -> None:
         attach(Surgeon(model, examples()), MAKERS["sgd"](model), [0.5], every=every, start=start)
 
 
-def test_the_pace_follows_the_loss(model: DigitsNet) -> None:
-    """KL falls faster than the loss (a mean of ten), damping rises; without a floor, just the options."""
-    loader = [(torch.randn(8, 1, 8, 8), torch.zeros(8, dtype=torch.long))]
-    run = Gradual(Surgeon(model, loader), loader, FineTuning(max_kl=0.1, step_damping=5, steps=1))
-    assert run._pace(0.5) == pytest.approx((0.1 * 1.4 * 0.25 / 0.9, 10))
-    assert run._pace(0.1) == pytest.approx((0.1 * 1.4 * 0.09 / 0.7, 5 / 0.3))
+def paced(model: DigitsNet, **options: Any) -> Gradual:
+    loader = [(torch.randn(8, 1, 8, 8).float(), torch.zeros(8, dtype=torch.long))]
+    return Gradual(Surgeon(model, loader), loader, FineTuning(max_kl=0.1, step_damping=5, steps=1, **options))
+
+
+def test_the_pace_follows_the_loss_that_can_be_regained(model: DigitsNet) -> None:
+    """KL falls faster than the loss (a mean of ten) above that of the given model, damping rises."""
+    run = paced(model)
+    run.given = 0.4
+    assert run._pace(0.86) == pytest.approx((0.1 * 1.4 * 0.25 / 0.9, 10))  # L = 0.46 + a tenth of 0.4
+    assert run._pace(0.46) == pytest.approx((0.1 * 1.4 * 0.09 / 0.7, 5 / 0.3))
     for _ in range(10):
         found = run._pace(7.0)
     assert found == pytest.approx((0.1, 5))
     for _ in range(10):
-        found = run._pace(0.0)
-    assert found[1] == 50
-    assert run._pace(None) == (0.1, 5)
+        found = run._pace(0.1)  # better than it was: a tenth of 0.4 goes on being tried for
+    assert found == pytest.approx((0.1 * 1.4 * 0.04**2 / 0.44, 50))
+    run._floor = None  # as for a likelihood that has no least value
+    assert run._pace(0.1) == pytest.approx((0.1 * 1.4 * 0.1**2 / 0.5, 50))
+
+
+def test_the_loss_of_the_given_model_is_measured_on_the_first_batches(model: DigitsNet) -> None:
+    """On as many as a stage trains on, eight at most; neither the model nor the order of the data changes."""
+    data = [(torch.randn(16, 1, 8, 8).float(), torch.randint(10, (16,))) for _ in range(12)]
+    expected = []
+    with torch.no_grad():
+        model.eval()
+        expected = [float(torch.nn.functional.cross_entropy(model(x), y)) for x, y in data]
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    for steps, count in ((3, 3), (20, 8)):
+        run = Gradual(Surgeon(model, data), data, FineTuning(steps=steps))
+        assert run.given == pytest.approx(sum(expected[:count]) / count, rel=1e-5)
+        assert [batch is data[i] for i, batch in enumerate(run.ahead)] == [True] * count
+        assert next(run.batches) is data[count]
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for quiet in (FineTuning(steps=20, optimizer="sgd"), FineTuning(steps=20, max_kl=math.inf)):
+        run = Gradual(Surgeon(model, data), data, quiet)
+        assert (run.given, len(run.ahead)) == (0.0, 1)  # nobody asks for it
+
+
+def test_a_loss_that_is_not_finite_is_told_at_once(model: DigitsNet) -> None:
+    data = [(torch.full((4, 1, 8, 8), torch.nan).float(), torch.zeros(4, dtype=torch.long))]
+    with pytest.raises(ValueError, match="loss on the training loader is not finite: nan"):
+        Gradual(Surgeon(model, [torch.randn(4, 1, 8, 8).float()]), data, FineTuning(steps=2))

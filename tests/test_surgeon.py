@@ -145,6 +145,23 @@ def test_exchanges_within_layers_keep_their_counts(
     assert sum(after.values()) < 0.97 * sum(before.values())
 
 
+@pytest.mark.parametrize(
+    ("pattern", "sparsity", "loose"), [("global", 0.7, False), ("global", 0.4, True), ("2:4", 0.5, True)]
+)
+def test_zeros_that_the_masks_do_not_hold_are_told(
+    pattern: str, sparsity: float, loose: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, data = mlp(), inputs()
+    Surgeon(model, data, **QUICK).prune(0.6)
+    assert "were zero already" not in caplog.text
+    zero = {name: p == 0 for name, p in model.named_parameters() if p.dim() == 2}
+    surgeon = Surgeon(model, data, pattern=pattern, **QUICK)
+    surgeon.prune(sparsity)
+    count = sum(int((zero[name] & surgeon.masks[name]).sum()) for name in surgeon.prunable)
+    assert (count > 0) == loose
+    assert (f"{count} weights that were zero already are not among" in caplog.text) == loose
+
+
 def test_zeros_of_a_sparse_model_stay_zero(model: DigitsNet, loader: Any) -> None:
     """Whoever made them: the second surgeon has no masks of the first."""
     Surgeon(model, loader, **QUICK).prune(0.85)

@@ -259,6 +259,7 @@ class Surgeon:
         if not self.history and not self.options.measure_batches:
             next(cycle(self.loader))  # an empty loader is an error, before anything is changed
         before, old = self._outputs(), self.masks
+        zeros = {name: self._weight(name) == 0 for name in self.prunable}
         q = inverse or self.estimate()
         cuts = cuts if self.learning is not None else 1
         if cuts > 1:
@@ -283,6 +284,7 @@ class Surgeon:
             per_layer={name: float((~self.masks[name]).float().mean()) for name in self.prunable},
         )
         self._compare(step)
+        self._look_for_loose(zeros)
         self.history.append(step)
         return step
 
@@ -326,6 +328,16 @@ class Surgeon:
                 "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: the quadratic model "
                 "does not hold over so large a step; use more stages, more samples or another damping",
                 step.sparsity, step.measured, step.predicted,
+            )  # fmt: skip
+
+    def _look_for_loose(self, zeros: Mapping[str, Tensor]) -> None:
+        """Say so when the model had zeros that the masks do not hold: compensation and training move them."""
+        loose = sum(int((zero & self.masks[name]).sum()) for name, zero in zeros.items())
+        if loose:
+            logger.warning(
+                "%d weights that were zero already are not among those removed at sparsity %.3f, pattern %s: "
+                "compensation and training may fill them; prune further than the model is sparse",
+                loose, self.sparsity, self.options.pattern,
             )  # fmt: skip
 
     def select(self, q: InverseFisher, sparsity: float, *, only: Sequence[str] | None = None) -> Masks:
@@ -397,7 +409,11 @@ class Surgeon:
 
     def _exchange(self, q: InverseFisher, masks: Masks, floor: float) -> Masks:
         """Exchanges among these weights, whose number stays what it is."""
-        kept = sum(int(mask.sum()) for mask in masks.values()) / sum(mask.numel() for mask in masks.values())
+        zeros = {name: self._weight(name) == 0 for name in masks}
+        total, left = sum(mask.numel() for mask in masks.values()), sum(int(m.sum()) for m in masks.values())
+        if sum(int(zero.sum()) for zero in zeros.values()) > total - left:
+            return masks  # nothing but zeros is removed
+        kept = left / total
         operators = {name: q.operator(self.layers[name].name) for name in masks}
         curvatures = {name: exchange_curvature(operator) for name, operator in operators.items()}
 
@@ -410,9 +426,7 @@ class Surgeon:
                 result = compensate(w, operators[name], removed, iterations=_ROUND_ITERATIONS)
                 predicted += result.predicted
                 values = layer.unpack(exchange_scores(w, curvatures[name], removed, result))[name]
-                gone = self._weight(name) == 0
-                if name in self.masks:
-                    gone = gone | ~self.masks[name]
+                gone = zeros[name] | ~self.masks[name] if name in self.masks else zeros[name]
                 scores[name] = values.masked_fill(gone, -torch.inf)
             return predicted, scores
 

@@ -118,9 +118,11 @@ class Recipe:
     )
     momentum: float = _option("tuning", 0.9, "Momentum of SGD and FishLeg.", rule="[0, 1)")
     weight_decay: float = _option("tuning", 0.0, "Weight decay.", rule=">= 0")
-    max_kl: float = _option("tuning", 0.012, "FishLeg's trust region at a loss of 1.", rule="> 0")
+    max_kl: float = _option(
+        "tuning", 0.012, "FishLeg's trust region at a loss 1 above the dense model's.", rule="> 0"
+    )
     step_damping: float = _option(
-        "tuning", 10.0, "FishLeg's damping at a loss of 1, in multiples of gamma.", rule=">= 1"
+        "tuning", 10.0, "FishLeg's damping, likewise, in multiples of gamma.", rule=">= 1"
     )
     update_every: int = _option("tuning", 10, "Training steps per step of Q's learning.", rule=">= 1")
     refine: int = _option("tuning", 24, "Steps of Q's learning before each pruning step.", rule=">= 0")
