@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,6 +195,7 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
         ('dataset = "cifar10"\nseeds = [0.5]', "seeds must be a list of whole numbers"),
         ('dataset = "cifar10"\nseeds = [0, 0]', "no two the same"),
         ('dataset = "cifar10"\nseeds = 3', "seeds must be a list of whole numbers, .*, got 3"),
+        ('dataset = "cifar10"\ncrossed_seeds = [0.5]', "crossed_seeds must be a list of whole numbers"),
         ('dataset = "cifar10"\nsparsities = 0.5', "sparsities must be a list of numbers"),
         ('dataset = "cifar10"\nsparsities = ["a"]', "sparsities must be a list of numbers"),
         ('dataset = "cifar10"\narms = 3', "arms must be a list of names"),
@@ -230,6 +232,30 @@ def test_the_gain_is_split_between_scorer_and_optimizer() -> None:
     }
     parts = unstructured._parts(after)
     assert [part["mean"] for part in parts.values()] == [7, 5, 12]
+
+
+def test_crossed_arms_may_have_fewer_seeds() -> None:
+    """Means are over what each arm has, the split over what all four have."""
+    config = replace(SMOKE, seeds=(0, 1), crossed_seeds=(1,), sparsities=(0.5,))
+    work = resnet18.units(
+        config, lambda: None, config.arms, pattern="global", sparsities=(0.5,), dense_cost=0
+    )
+    keys = [unit.key for unit in work]
+    arms = [f"{arm}, seed 0" for arm in configs.ARMS[:3]] + [f"{arm}, seed 1" for arm in configs.ARMS]
+    assert keys == ["dense", *arms]
+    after = {arm: 60.0 + i for i, arm in enumerate(configs.ARMS)}
+    results: dict[str, Any] = {"dense": {"curve": [{"loss": 1.0, "accuracy": 75.0}]}}
+    for key in keys[1:]:
+        arm, seed = key.split(", seed ")
+        value = after[arm] - (20.0 if seed == "0" else 0.0)
+        results[key] = {"rows": [{"sparsity": 0.5, "before": 50.0, "after": value}], "seconds": 1.0}
+    found = plain(unstructured.summary(config, results))
+    assert found["after"]["magnitude + SGD"]["50.0 %"]["mean"] == 50
+    assert found["after"]["FLS + SGD"]["50.0 %"]["mean"] == 63
+    assert found["parts"]["50.0 %"]["both"]["mean"] == 2  # seed 1 alone
+    table = tables._unstructured("x", found)["x"]
+    assert "seeds: 2, of the arms that the paper has not: 1)" in table
+    assert "| FLS + SGD | 63.00 |" in table
 
 
 @pytest.mark.parametrize("arms", [("OBS + SGD",), configs.ARMS[:3]])

@@ -35,6 +35,7 @@ class Config:
     semi_structured: tuple[float, ...] = (0.5,)  # to 2:4, in as many steps as there are numbers
     epochs: float = 1.0  # after each pruning step
     seeds: tuple[int, ...] = (0, 1, 2)
+    crossed_seeds: tuple[int, ...] = ()  # of the arms that the paper has not; default: the same
     samples: int = 192  # gradients for FLS's first Q
     obs_samples: int = 512  # gradients for each of OBS's
     device: str = "cpu"
@@ -59,6 +60,8 @@ class Config:
             if not isinstance(value, (int, float)) or not 0 < value < 1e6:
                 raise ValueError(f"{name} must be a number > 0, got {value!r}")
         self._list_of("seeds", int, "whole numbers")
+        if self.crossed_seeds != ():
+            self._list_of("crossed_seeds", int, "whole numbers")
         for name in ("sparsities", "semi_structured"):
             self._list_of(name, (int, float), "numbers")
             check_sparsities(list(getattr(self, name)))
@@ -76,9 +79,14 @@ class Config:
             shown = list(value) if isinstance(value, tuple) else value
             raise ValueError(f"{name} must be a list of {what}, no two the same, got {shown!r}")
 
+    def seeds_of(self, arm: str) -> tuple[int, ...]:
+        """The seeds of an arm."""
+        return self.seeds if arm in ARMS[:3] else self.crossed_seeds or self.seeds
+
     def settings(self, schedule: str) -> dict[str, Any]:
         """What the results depend on. Arms and seeds may be added later, another device changes nothing."""
-        apart = {"arms", "semi_structured_arms", "seeds", "device", "sparsities", "semi_structured"}
+        runs = {"arms", "semi_structured_arms", "seeds", "crossed_seeds"}
+        apart = runs | {"device", "sparsities", "semi_structured"}
         values = {key: value for key, value in asdict(self).items() if key not in apart - {schedule}}
         return {**values, "version": VERSION}
 

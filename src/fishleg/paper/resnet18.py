@@ -328,7 +328,10 @@ def units(
     work = [Unit("dense", lambda _: dense().record(), dense_cost)]
     cost = config.epochs * len(sparsities)
     return work + [
-        Unit(f"{arm}, seed {seed}", compute(arm, seed), cost) for seed in config.seeds for arm in arms
+        Unit(f"{arm}, seed {seed}", compute(arm, seed), cost)
+        for seed in sorted({seed for arm in arms for seed in config.seeds_of(arm)})
+        for arm in arms
+        if seed in config.seeds_of(arm)
     ]
 
 

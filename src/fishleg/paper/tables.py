@@ -176,7 +176,9 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
 def _unstructured(name: str, summary: dict[str, Any]) -> dict[str, str]:
     """Accuracy by arm; what scorer and optimizer bring."""
     levels = list(next(iter(summary["after"].values())))
-    head = f"test accuracy, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']})"
+    crossed = summary.get("crossed_seeds", summary["seeds"])
+    fewer = f", of the arms that the paper has not: {crossed}" if crossed != summary["seeds"] else ""
+    head = f"test accuracy, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']}{fewer})"
     found = {}
     for key, when in ((name, "after"), (f"{name}-before", "before")):
         rows = [[arm, *(_points(values[level]) for level in levels)] for arm, values in summary[when].items()]

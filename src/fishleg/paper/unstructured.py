@@ -23,7 +23,7 @@ COLOURS = {
 
 def by_arm(config: Config, arms: Sequence[str], results: Results) -> dict[str, list[Results]]:
     """The runs of each arm, one per seed."""
-    return {arm: [results[f"{arm}, seed {seed}"] for seed in config.seeds] for arm in arms}
+    return {arm: [results[f"{arm}, seed {seed}"] for seed in config.seeds_of(arm)] for arm in arms}
 
 
 def summary(config: Config, results: Results) -> Results:
@@ -40,9 +40,14 @@ def summary(config: Config, results: Results) -> Results:
         }
     found["seconds"] = {arm: mean_sem([seed["seconds"] for seed in seeds]) for arm, seeds in runs.items()}
     if set(CROSSED) <= set(runs):
+        common = set.intersection(*(set(config.seeds_of(arm)) for arm in CROSSED))
+        found["crossed_seeds"] = len(common)
         found["parts"] = {
             f"{100 * s:.1f} %": _parts(
-                {arm: [seed["rows"][i]["after"] for seed in runs[arm]] for arm in CROSSED}
+                {
+                    arm: [results[f"{arm}, seed {seed}"]["rows"][i]["after"] for seed in sorted(common)]
+                    for arm in CROSSED
+                }
             )
             for i, s in enumerate(config.sparsities)
         }
