@@ -253,6 +253,8 @@ def test_crossed_arms_may_have_fewer_seeds() -> None:
     assert found["after"]["magnitude + SGD"]["50.0 %"]["mean"] == 50
     assert found["after"]["FLS + SGD"]["50.0 %"]["mean"] == 63
     assert found["parts"]["50.0 %"]["both"]["mean"] == 2  # seed 1 alone
+    title = unstructured._draw(config, {"units": results}).get_suptitle()
+    assert "2 seeds, FLS + SGD: 1, magnitude + FishLeg: 1;" in title
     table = tables._unstructured("x", found)["x"]
     assert "seeds: 2, of the arms that the paper has not: 1)" in table
     assert "| FLS + SGD | 63.00 |" in table

@@ -88,6 +88,8 @@ def _draw(config: Config, record: Results) -> Any:
         axis.grid(alpha=0.3)
         axis.legend(frameon=False, fontsize=8)
     seeds = f"{len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}"
+    fewer = {arm: len(found) for arm, found in runs.items() if len(found) != len(config.seeds)}
+    seeds += "".join(f", {arm}: {count}" for arm, count in fewer.items())
     figure.suptitle(f"ResNet18, width {config.width}, {config.dataset}, {seeds}; grey: dense")
     return figure
 
