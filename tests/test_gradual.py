@@ -489,7 +489,6 @@ def test_the_pace_follows_the_loss_that_can_be_regained(model: DigitsNet) -> Non
 def test_the_loss_of_the_given_model_is_measured_on_the_first_batches(model: DigitsNet) -> None:
     """On as many as a stage trains on, eight at most; neither the model nor the order of the data changes."""
     data = [(torch.randn(16, 1, 8, 8).float(), torch.randint(10, (16,))) for _ in range(12)]
-    expected = []
     with torch.no_grad():
         model.eval()
         expected = [float(torch.nn.functional.cross_entropy(model(x), y)) for x, y in data]
@@ -500,6 +499,10 @@ def test_the_loss_of_the_given_model_is_measured_on_the_first_batches(model: Dig
         assert run.given == pytest.approx(sum(expected[:count]) / count, rel=1e-5)
         assert [batch is data[i] for i, batch in enumerate(run.ahead)] == [True] * count
         assert next(run.batches) is data[count]
+    later = Gradual(Surgeon(model, data), data[5:], FineTuning(steps=2))
+    assert later.given != run.given
+    later.load_state_dict(run.state_dict())
+    assert later.given == run.given  # the model that was given, not the one a run goes on with
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     for quiet in (FineTuning(steps=20, optimizer="sgd"), FineTuning(steps=20, max_kl=math.inf)):
@@ -509,5 +512,9 @@ def test_the_loss_of_the_given_model_is_measured_on_the_first_batches(model: Dig
 
 def test_a_loss_that_is_not_finite_is_told_at_once(model: DigitsNet) -> None:
     data = [(torch.full((4, 1, 8, 8), torch.nan).float(), torch.zeros(4, dtype=torch.long))]
+    model.train()
     with pytest.raises(ValueError, match="loss on the training loader is not finite: nan"):
         Gradual(Surgeon(model, [torch.randn(4, 1, 8, 8).float()]), data, FineTuning(steps=2))
+    with pytest.raises(RuntimeError):
+        Gradual(Surgeon(model, [torch.randn(4, 1, 8, 8).float()]), [(data[0][0][..., 0], data[0][1])])
+    assert model.training  # whatever went wrong

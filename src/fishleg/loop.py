@@ -225,8 +225,10 @@ class Gradual:
         count = min(_LOOK_AHEAD, self.steps)
         self.ahead += [next(self.batches) for _ in range(count - 1)]
         model.eval()
-        mean = sum(self._above_floor(self.loss(move_batch(b, device))) for b in self.ahead) / count
-        self._restore_modes()
+        try:
+            mean = sum(self._above_floor(self.loss(move_batch(b, device))) for b in self.ahead) / count
+        finally:
+            self._restore_modes()
         if not math.isfinite(mean):
             raise ValueError(f"the model's loss on the training loader is not finite: {mean}")
         return mean

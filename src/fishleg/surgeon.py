@@ -412,7 +412,7 @@ class Surgeon:
         zeros = {name: self._weight(name) == 0 for name in masks}
         total, left = sum(mask.numel() for mask in masks.values()), sum(int(m.sum()) for m in masks.values())
         if sum(int(zero.sum()) for zero in zeros.values()) > total - left:
-            return masks  # nothing but zeros is removed
+            return masks  # more zeros than places for them, and none may come back
         kept = left / total
         operators = {name: q.operator(self.layers[name].name) for name in masks}
         curvatures = {name: exchange_curvature(operator) for name, operator in operators.items()}
