@@ -96,6 +96,19 @@ def test_dense_models_of_other_settings_lie_side_by_side(tmp_path: Path) -> None
     assert len(first.record()["curve"]) == 2
 
 
+def test_the_dense_rate_may_stay_where_it_is(tmp_path: Path) -> None:
+    config = replace(SMOKE, dense_rate="constant")
+    for chosen, rate in ((SMOKE, 0.0), (config, SMOKE.dense_lr)):
+        model = dense(tmp_path, chosen)
+        model.record()
+        state = torch.load(model.path, weights_only=True)
+        assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(rate)
+    assert len(list(tmp_path.iterdir())) == 2
+    # results that are older than this setting are those of its default
+    assert "dense_rate" not in SMOKE.settings("sparsities").keys() | SMOKE.dense_settings().keys()
+    assert config.settings("sparsities")["dense_rate"] == config.dense_settings()["dense_rate"] == "constant"
+
+
 def test_results_of_another_dense_model_are_not_added_to(tmp_path: Path) -> None:
     model = dense(tmp_path, replace(SMOKE, dense_epochs=1))
     unit = resnet18.units(
@@ -186,6 +199,7 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
         ('dataset = "cifar10"\nwidht = 3', "unknown: widht"),
         ('dataset = "mnist"', "dataset must be one of"),
         ('dataset = "cifar10"\npreset = "best"', "preset must be one of"),
+        ('dataset = "cifar10"\ndense_rate = "slow"', "dense_rate must be one of one cycle, constant"),
         ('dataset = "cifar10"\narms = ["OBS"]', "arms must be some of"),
         ('dataset = "cifar10"\narms = []', "arms must be a list of names"),
         ('dataset = "cifar10"\nwidth = 0', "width must be a whole number >= 1, got 0"),

@@ -12,6 +12,7 @@ from fishleg.toml import read_toml
 
 DATASETS = ("cifar10", "tiny-imagenet", "digits")
 PRESETS = ("ours", "paper")
+DENSE_RATES = ("one cycle", "constant")
 ARMS = ("magnitude + SGD", "OBS + SGD", "FLS + FishLeg", "FLS + SGD", "magnitude + FishLeg")
 VERSION = 1  # of what the arms do; results of another are not mixed with these
 
@@ -27,6 +28,7 @@ class Config:
     batch_size: int = 128
     dense_epochs: int = 30
     dense_lr: float = 3e-3  # Adam's, at its highest
+    dense_rate: str = "one cycle"  # it ends at zero, on a plateau; or "constant": it does not
     preset: str = "ours"  # or "paper": its table of hyperparameters
     arms: tuple[str, ...] = ARMS
     # kept weights fall by the same factor each time, 95 % being the third of four
@@ -41,7 +43,7 @@ class Config:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        for name, known in (("dataset", DATASETS), ("preset", PRESETS)):
+        for name, known in (("dataset", DATASETS), ("preset", PRESETS), ("dense_rate", DENSE_RATES)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         for name in ("arms", "semi_structured_arms"):
@@ -88,12 +90,17 @@ class Config:
         runs = {"arms", "semi_structured_arms", "seeds", "crossed_seeds"}
         apart = runs | {"device", "sparsities", "semi_structured"}
         values = {key: value for key, value in asdict(self).items() if key not in apart - {schedule}}
-        return {**values, "version": VERSION}
+        return {**self._but_usual(values), "version": VERSION}
 
     def dense_settings(self) -> dict[str, Any]:
         """What the dense model depends on."""
         names = ("dataset", "classes", "width", "stem_stride", "batch_size", "dense_epochs", "dense_lr")
-        return {name: getattr(self, name) for name in names}
+        return self._but_usual({name: getattr(self, name) for name in (*names, "dense_rate")})
+
+    def _but_usual(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Without what is newer than the oldest results and as it was for them."""
+        newer = {"dense_rate": "one cycle"}
+        return {key: value for key, value in values.items() if newer.get(key) != value}
 
 
 def names() -> list[str]:

@@ -156,7 +156,8 @@ class Dense:
         batches = self.examples.batches(config, seed=1000)
         optimizer = torch.optim.Adam(model.parameters(), lr=config.dense_lr)
         steps = config.dense_epochs * len(batches)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _one_cycle(step / steps))
+        rate = _one_cycle if config.dense_rate == "one cycle" else _constant
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step / steps))
         curve: list[dict[str, float]] = []
         if state is not None:  # a run that was stopped goes on with its next epoch
             model.load_state_dict(state["model"])
@@ -196,6 +197,10 @@ def _digest(state: dict[str, Tensor]) -> str:
 def _one_cycle(share: float) -> float:
     """Up linearly over the first fifth, then down to zero along a half cosine: it ends on a plateau."""
     return share / 0.2 if share < 0.2 else 0.5 * (1 + math.cos(math.pi * (share - 0.2) / 0.8))
+
+
+def _constant(share: float) -> float:
+    return 1.0
 
 
 def _train_epoch(
