@@ -20,7 +20,7 @@ ROOMS: tuple[set[str], ...] = (
     {"inverse", "kfac", "warmstart"},
     {"auxiliary"},
     {"optimizer"},
-    {"patterns", "masking"},
+    {"patterns", "masking", "yardstick"},
     {"obs", "exchange", "baselines"},
     {"surgeon"},
     {"loop"},

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.baselines import METHODS, estimate, learner, sub_batches
-from fishleg.batches import Forward, check_loader, cycle, default_forward, move_batch, targets_of
+from fishleg.batches import Forward, check_loader, cycle, default_forward
 from fishleg.exchange import exchange
-from fishleg.fisher import frozen_statistics
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.layers import Layer, find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
@@ -36,6 +35,7 @@ from fishleg.obs import (
 )
 from fishleg.patterns import Masks, Pattern, as_pattern
 from fishleg.warmstart import AuxiliaryOptions
+from fishleg.yardstick import Yardstick
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,8 @@ class Surgeon:
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
         self.on_q: Callable[[AuxStats], None] | None = None  # sees every step of Q's learning
-        self._measured_on: list[Any] = []
+        measured = self.options.measure_batches
+        self.yardstick = Yardstick(model, loader, self.likelihood, forward, measured)
 
     def _choose(self) -> dict[str, str | None]:
         """For every parameter, None if it will be pruned, else why not."""
@@ -256,9 +257,9 @@ class Surgeon:
             raise ValueError(f"the pattern allows a sparsity of {self.pattern.limit} at most, got {sparsity}")
         if cuts < 1 or refine < 1:
             raise ValueError(f"cuts and refine must be >= 1, got {cuts} and {refine}")
-        if not self.history and not self.options.measure_batches:
+        if not self.history and not self.yardstick.count:
             next(cycle(self.loader))  # an empty loader is an error, before anything is changed
-        before, old = self._outputs(), self.masks
+        before, old = self.yardstick.outputs(), self.masks
         zeros = {name: self._weight(name) == 0 for name in self.prunable}
         q = inverse or self.estimate()
         cuts = cuts if self.learning is not None else 1
@@ -279,7 +280,7 @@ class Surgeon:
             sparsity=self.sparsity,
             removed=sum(int((old[n] & ~m if n in old else ~m).sum()) for n, m in new.items()),
             predicted=predicted,
-            measured=self._measured(before),
+            measured=self.yardstick.moved(before),
             gamma=self.gamma or 0.0,
             per_layer={name: float((~self.masks[name]).float().mean()) for name in self.prunable},
         )
@@ -287,36 +288,6 @@ class Surgeon:
         self._look_for_loose(zeros)
         self.history.append(step)
         return step
-
-    @torch.no_grad()
-    def _outputs(self) -> list[Tensor]:
-        """The model's outputs on a few fixed batches; none where the likelihood cannot compare them."""
-        if type(self.likelihood).divergence is Likelihood.divergence:
-            return []
-        self.choose_measured()
-        with frozen_statistics(self.model):
-            outputs = [self.forward(self.model, batch) for batch in self._measured_on]
-        if not all(bool(torch.isfinite(f).all()) for f in outputs):
-            raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
-        return outputs
-
-    def choose_measured(self) -> None:
-        """Draw the batches on which loss increases are measured, unless that is done already."""
-        if len(self._measured_on) < self.options.measure_batches:
-            count = range(self.options.measure_batches)
-            device = next(self.model.parameters()).device
-            batches = zip(count, cycle(self.loader), strict=False)
-            self._measured_on = [move_batch(batch, device) for _, batch in batches]
-
-    def _measured(self, before: list[Tensor]) -> float | None:
-        """KL(before ‖ now), mean over the batches."""
-        if not before:
-            return None
-        total = 0.0
-        for batch, reference, f in zip(self._measured_on, before, self._outputs(), strict=True):
-            valid = self.likelihood.valid(f, targets_of(batch))
-            total += float(self.likelihood.divergence(f, reference, valid))
-        return total / len(before)
 
     def _compare(self, step: PruneStep) -> None:
         """Say so when the quadratic model was badly wrong: then more, smaller steps are due."""

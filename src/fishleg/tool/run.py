@@ -165,7 +165,7 @@ class Run:
             self.gradual = Gradual(self.surgeon, self.training, FineTuning(**tuning))
             self.gradual.restart_data()
             self.training.load_state_dict({"passes": 0, "place": 0, "last": None})
-        self.surgeon.choose_measured()
+        self.surgeon.yardstick.choose()
         self.calibration.passes = 1  # what was looked at so far does not count
         self.plan: Plan | None = None
         if recipe.max_flops is None:
