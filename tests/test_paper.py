@@ -76,14 +76,16 @@ def test_units_are_kept_and_those_of_other_settings_are_not(tmp_path: Path) -> N
     told: list[str] = []
     run_units(path, {"a": (1, 3)}, [unit("first")], told.append)
     assert calls == ["second", "first"]
-    assert "x.json has other settings: it is x.old.json now" in told
-    assert set(json.loads((path.parent / "x.old.json").read_text())["units"]) == {"first", "second"}
+    assert "x.json has other settings: it is x.old1.json now" in told
+    assert set(json.loads((path.parent / "x.old1.json").read_text())["units"]) == {"first", "second"}
     run_units(path, {"a": (1, 3)}, [unit("third")], told.append)
     assert calls.pop() == "third"
     assert set(json.loads(path.read_text())["units"]) == {"first", "third"}  # nothing is lost
     path.write_text("{ half a fi")
-    run_units(path, {"a": (1, 3)}, [unit("first")], lambda _: None)
+    run_units(path, {"a": (1, 3)}, [unit("first")], told.append)
     assert calls == ["second", "first", "first"]
+    assert "x.json is not whole: it is x.old2.json now" in told  # and the first that was put aside is there
+    assert set(json.loads((path.parent / "x.old1.json").read_text())["units"]) == {"first", "second"}
 
 
 def test_the_time_left_is_told_from_work_that_was_done(tmp_path: Path) -> None:

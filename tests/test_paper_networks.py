@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
-from fishleg import FineTuning, SurgeonOptions
+from fishleg import FineTuning, SurgeonOptions, cli
 from fishleg.loop import Gradual
 from fishleg.paper import config as configs
 from fishleg.paper import resnet18, semi_structured, tables, unstructured
@@ -18,6 +19,15 @@ from fishleg.surgeon import Surgeon
 from fishleg.workloads.models import ResNet18
 
 SMOKE = configs.load("smoke")
+
+
+def test_the_command_names_its_own_picture(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "unstructured-mine.png").write_text("of another run")
+    monkeypatch.setattr(unstructured, "run", lambda out, **_: None)
+    found = CliRunner().invoke(
+        cli.main, ["reproduce", "unstructured", "--out", str(tmp_path), "--config", "a/b.toml"]
+    )
+    assert found.output.split() == [str(tmp_path / "unstructured-b.png")]
 
 
 @pytest.mark.parametrize("module", [unstructured, semi_structured])
@@ -210,6 +220,11 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
         ('dataset = "cifar10"\nseeds = [0, 0]', "no two the same"),
         ('dataset = "cifar10"\nseeds = 3', "seeds must be a list of whole numbers, .*, got 3"),
         ('dataset = "cifar10"\ncrossed_seeds = [0.5]', "crossed_seeds must be a list of whole numbers"),
+        (
+            'dataset = "cifar10"\ncrossed_seeds = [3]',
+            r"crossed_seeds must be some of the seeds \[0, 1, 2\], got",
+        ),
+        ('dataset = "cifar10"\nepochs = true', "epochs must be a number > 0, got True"),
         ('dataset = "cifar10"\nsparsities = 0.5', "sparsities must be a list of numbers"),
         ('dataset = "cifar10"\nsparsities = ["a"]', "sparsities must be a list of numbers"),
         ('dataset = "cifar10"\narms = 3', "arms must be a list of names"),
@@ -246,6 +261,10 @@ def test_the_gain_is_split_between_scorer_and_optimizer() -> None:
     }
     parts = unstructured._parts(after)
     assert [part["mean"] for part in parts.values()] == [7, 5, 12]
+    parts = plain(unstructured._parts({**after, "FLS + SGD": [66.0, None]}))
+    assert [part["mean"] for part in parts.values()] == [7, 5, 12]  # what has diverged is left out
+    parts = plain(unstructured._parts({**after, "FLS + SGD": [None, None]}))
+    assert [part["mean"] for part in parts.values()] == [None] * 3
 
 
 def test_crossed_arms_may_have_fewer_seeds() -> None:

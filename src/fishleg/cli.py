@@ -419,8 +419,8 @@ def reproduce(figure: str, out: Path, smoke: bool, **networks: Any) -> None:
         raise ToolError(str(error)) from error
     except KeyboardInterrupt:
         raise Interrupted("stopped; what was finished is kept, and the same command goes on") from None
-    for path in sorted(out.glob(f"{figure}*.png")):
-        click.echo(path)
+    config = "smoke" if smoke else Path(given.get("config", "cifar10")).stem
+    click.echo(out / (f"{figure}-{config}.png" if figure in NETWORKS else f"{figure}.png"))
 
 
 @main.command()

@@ -59,11 +59,14 @@ class Config:
                 raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
         for name in ("dense_lr", "epochs"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 < value < 1e6:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e6:
                 raise ValueError(f"{name} must be a number > 0, got {value!r}")
         self._list_of("seeds", int, "whole numbers")
         if self.crossed_seeds != ():
             self._list_of("crossed_seeds", int, "whole numbers")
+            if not set(self.crossed_seeds) <= set(self.seeds):
+                seeds, crossed = list(self.seeds), list(self.crossed_seeds)
+                raise ValueError(f"crossed_seeds must be some of the seeds {seeds}, got {crossed}")
         for name in ("sparsities", "semi_structured"):
             self._list_of(name, (int, float), "numbers")
             check_sparsities(list(getattr(self, name)))

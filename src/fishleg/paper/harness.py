@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import statistics
@@ -47,9 +48,7 @@ def run_units(
         needs()
     path.parent.mkdir(parents=True, exist_ok=True)
     if not kept and path.exists():
-        aside = path.with_suffix(".old.json")
-        path.replace(aside)
-        progress(f"{path.name} has other settings: it is {aside.name} now")
+        _put_aside(path, progress)
     if done:
         progress(f"{len(done)} of {len(units)} parts are there already")
     spent = finished = 0.0
@@ -94,6 +93,19 @@ def _read(path: Path, settings: Any) -> Results:
         return {}
 
 
+def _put_aside(path: Path, progress: Progress) -> None:
+    """Rename a file that cannot be added to; nothing that was put aside before is lost."""
+    try:
+        json.loads(path.read_text("utf-8"))
+        why = "has other settings"
+    except ValueError:
+        why = "is not whole"
+    names = (path.with_suffix(f".old{number}.json") for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
+    path.replace(aside)
+    progress(f"{path.name} {why}: it is {aside.name} now")
+
+
 def plain(value: Any) -> Any:
     """The value as JSON: six significant digits, None for what is not finite, strings as keys."""
     if isinstance(value, Mapping):
@@ -111,9 +123,9 @@ def duration(seconds: float) -> str:
 
 
 def mean(values: Iterable[float | None]) -> float:
-    """The mean; infinite as soon as one value is missing, as it is after a divergence."""
+    """The mean; infinite as soon as one value is missing, as it is after a divergence, or all are."""
     found = list(values)
-    return statistics.fmean(v for v in found if v is not None) if None not in found else math.inf
+    return statistics.fmean(v for v in found if v is not None) if found and None not in found else math.inf
 
 
 def sem(values: Iterable[float | None]) -> float:

@@ -36,6 +36,14 @@ from fishleg.workloads.archives import CIFAR10, TINY_IMAGENET, fetch
 from fishleg.workloads.models import ResNet18
 
 SGD_RATE = {"ours": 0.05, "paper": 1e-3}
+# of an arm, in epochs of SGD for each of its epochs: what the estimate of the time left goes by
+COST = {
+    "magnitude + SGD": 1.0,
+    "magnitude + FishLeg": 1.4,
+    "OBS + SGD": 1.6,
+    "FLS + SGD": 2.2,
+    "FLS + FishLeg": 2.4,
+}
 
 
 @dataclass(frozen=True)
@@ -274,7 +282,7 @@ def prune_run(
         generator=torch.Generator().manual_seed(seed), **surgery,
     )  # fmt: skip
     rows: list[dict[str, float | None]] = []
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
 
     def pruned(step: PruneStep) -> None:
         rows.append({"sparsity": step.sparsity, "before": test_accuracy(model, examples, config.device)})
@@ -296,7 +304,8 @@ def prune_run(
         dense.progress(f"   diverged: {error}")
         rows = [{"before": None, "after": None, **row} for row in rows]
         rows += [{"sparsity": s, "before": None, "after": None} for s in sparsities[len(rows) :]]
-    return {"rows": rows, "seconds": time.perf_counter() - start}
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    return {"rows": rows, "seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
 def check_device(config: Config) -> None:
@@ -331,9 +340,9 @@ def units(
         return run
 
     work = [Unit("dense", lambda _: dense().record(), dense_cost)]
-    cost = config.epochs * len(sparsities)
+    epochs = config.epochs * len(sparsities)
     return work + [
-        Unit(f"{arm}, seed {seed}", compute(arm, seed), cost)
+        Unit(f"{arm}, seed {seed}", compute(arm, seed), epochs * COST[arm])
         for seed in sorted({seed for arm in arms for seed in config.seeds_of(arm)})
         for arm in arms
         if seed in config.seeds_of(arm)

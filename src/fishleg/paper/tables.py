@@ -39,7 +39,7 @@ def tables_of(results: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(results.glob("*structured-*.json")):
         record = json.loads(path.read_text("utf-8"))
-        if "summary" in record and not path.stem.endswith(".old"):
+        if "summary" in record and ".old" not in path.stem:
             make = _unstructured if path.stem.startswith("unstructured") else _semi_structured
             found.update(make(path.stem, record["summary"]))
     return found
