@@ -38,7 +38,8 @@ demo: $(VENV)/.stamp-plot
 # The paper's figures: minutes for the toy problems, hours for ResNet18 (FISHLEG_DATA holds its datasets, or they
 # are downloaded to ./data). An interrupted run goes on where it was.
 paper: $(VENV)/.stamp-dev
-	for figure in init estimation ablation; do $(PY) -m fishleg reproduce $$figure --out paper-out || exit 1; done
+	for figure in init estimation ablation claims; do \
+	  $(PY) -m fishleg reproduce $$figure --out paper-out || exit 1; done
 	for figure in unstructured semi_structured; do for config in cifar10 tiny-imagenet; do \
 	  $(PY) -m fishleg reproduce $$figure --config $$config --download --out paper-out || exit 1; done; done
 	for config in cifar10-preset cifar10-obs16 cifar10-short cifar10-wide; do \

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fishleg.baselines import estimate
-from fishleg.paper import ablation, estimation, init, tables
+from fishleg.paper import ablation, claims, estimation, init, tables
 from fishleg.paper.ablation import blocks, pruning
 from fishleg.paper.harness import Unit, duration, mean, mean_sem, plain, run_units, spaced
 from fishleg.paper.problems import (
@@ -27,7 +27,7 @@ from fishleg.paper.problems import (
     riemannian,
 )
 
-MODULES = {"init": init, "estimation": estimation, "ablation": ablation}
+MODULES = {"init": init, "estimation": estimation, "ablation": ablation, "claims": claims}
 
 
 @pytest.mark.filterwarnings("default")
@@ -53,6 +53,32 @@ def test_smoke_runs_and_resumes(name: str, tmp_path: Path, monkeypatch: pytest.M
     assert MODULES[name].run(tmp_path / "new", smoke=True, progress=said.append) == record
     assert len(said) == 1 + len(lost)
     assert drawn == [picture]
+
+
+def test_the_fisher_matrix_of_the_real_layer_against_autograd() -> None:
+    model, x, F, gamma = claims.real_layer(20)
+    packed = torch.cat([model.hidden.weight, model.hidden.bias[:, None]], 1).detach().flatten()
+
+    def logits(v: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
+        return model.last(torch.tanh(torch.cat([example, example.new_ones(1)]) @ v.view(16, 65).mT))
+
+    slow = torch.zeros_like(F)
+    for example in x:
+        J, p = torch.func.jacrev(logits)(packed, example), logits(packed, example).softmax(-1)
+        slow += J.mT @ (torch.diag(p) - torch.outer(p, p)) @ J / len(x)
+    torch.testing.assert_close(F, slow)
+    assert gamma == pytest.approx(0.1 * float(slow.diagonal().mean()))
+
+
+def test_squared_losses_are_biased_and_by_how_much() -> None:
+    problem = Problem(exponential(6, 3), 0.05, 0)
+    exact, sampled = (
+        claims.squared_loss_optimum(problem, 8),
+        claims.sampled_squared_loss_optimum(problem, 8, 5000),
+    )
+    torch.testing.assert_close(sampled, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
+    assert problem.distance(exact) > 1
+    assert problem.distance(claims.squared_loss_optimum(problem, 10**9)) < 1e-6
 
 
 def test_units_are_kept_and_those_of_other_settings_are_not(tmp_path: Path) -> None:

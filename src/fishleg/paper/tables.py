@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fishleg.checkpoint import write_atomically
-from fishleg.paper import ablation, estimation, init
+from fishleg.paper import ablation, claims, estimation, init
 from fishleg.paper.ablation import shared
 
 Cell = str | float | None | dict[str, Any]
@@ -25,12 +25,13 @@ def tables(results: Path) -> dict[str, str]:
     """Every table by name, as Markdown."""
     records = {
         name: json.loads((results / f"{name}.json").read_text("utf-8"))
-        for name in (init.NAME, estimation.NAME, ablation.NAME)
+        for name in (init.NAME, estimation.NAME, ablation.NAME, claims.NAME)
     }
     found: dict[str, str] = {}
     found.update(_init(records["init"]["summary"]))
     found.update(_estimation(records["estimation"]["summary"]))
     found.update(_ablation(records["ablation"]))
+    found.update(_claims(records["claims"]["summary"]))
     return {**found, **tables_of(results)}
 
 
@@ -171,6 +172,28 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
     rows = [[name, *(time[name] for time in times)] for name in times[0]]
     found["ablation-d-time"] = markdown(["time / oBERT's recursion", *head], rows)
     return found
+
+
+def _claims(summary: dict[str, Any]) -> dict[str, str]:
+    """What has no figure in the paper."""
+    sizes = list(summary["bias"])
+    kinds = (claims.AUXILIARY_LOSS, claims.SQUARED, "by sampling")
+    bias = [[kind, *(summary["bias"][size][kind]["mean"] for size in sizes)] for kind in kinds]
+    bias[-1][0] = "the same, from sampled minibatches"
+    learned = [
+        [f"isotropic u, Q₀ = {alpha} I", *found.values()] for alpha, found in summary["starts"].items()
+    ]
+    gradient, last = summary["probes"]["gradient"], list(summary["starts"])[-1]
+    learned.append([f"u a gradient, Q₀ = {last} I", *gradient.values()])
+    learned.append(["exact inverse", None, summary["exact"], 0.0])
+    structures = [[name, *found.values()] for name, found in summary["structures"].items()]
+    return {
+        "claims-bias": markdown(
+            ["distance of the optimum to F_γ⁻¹", *(f"{s} examples" for s in sizes)], bias
+        ),
+        "claims-learned": markdown(["full Q", "rate", "test MSE at 50 %", "distance to F_γ⁻¹"], learned),
+        "claims-structures": markdown(["Q of a real layer", "gap", "distance to F_γ⁻¹"], structures),
+    }
 
 
 def _unstructured(name: str, summary: dict[str, Any]) -> dict[str, str]:
