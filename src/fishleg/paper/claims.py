@@ -149,7 +149,7 @@ def _learned(settings: dict[str, Any], alpha: float, probe: str) -> Callable[[Re
         """What a rate is chosen by: the error after half of the weights are pruned."""
         try:
             return pruned(settings, [problem], [Q])[0]
-        except torch.linalg.LinAlgError:  # as good as diverged: Q is singular but for rounding
+        except RuntimeError:  # of a Cholesky factor: Q is singular but for rounding, as good as diverged
             return math.inf
 
     def compute(_: Results) -> Any:
