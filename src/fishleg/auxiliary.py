@@ -127,10 +127,10 @@ class Auxiliary:
         converged = settled and self.warm and abs(smoothed) < self.tolerance and change < self.tolerance
         return AuxStats(self.steps, loss, gauge, smoothed, converged)
 
-    def try_step(self, batch: Any) -> AuxStats | None:
+    def try_step(self, batch: Any, lr_factor: float = 1.0) -> AuxStats | None:
         """`step`, or None where every label of the (sub-)batch is ignored: there is nothing to learn."""
         try:
-            return self.step(batch)
+            return self.step(batch, lr_factor=lr_factor)
         except AllIgnoredError as error:
             logger.info("no auxiliary step: %s", error)
             return None
@@ -150,12 +150,16 @@ class Auxiliary:
         self.tolerance = tolerance
         stats = None
         for i, batch in zip(range(steps), cycle(loader), strict=False):
-            stats = self.step(batch, lr_factor=0.5 * (1 + math.cos(math.pi * i / steps)))
+            done = self.try_step(batch, lr_factor=0.5 * (1 + math.cos(math.pi * i / steps)))
+            if done is None:
+                continue
+            stats = done
             if callback is not None:
                 callback(stats)
             if stats.converged and i + 1 >= min_steps:
                 break
-        assert stats is not None
+        if stats is None:
+            raise AllIgnoredError(f"none of {steps} batches has a label that counts: nothing to learn Q from")
         return stats
 
     def reconfigure(self, **changes: Any) -> None:

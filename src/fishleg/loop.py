@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -23,7 +25,6 @@ from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
 from fishleg.masking import keep_zeros, zero_masked
 from fishleg.optimizer import FishLeg
-from fishleg.patterns import check_sparsities
 from fishleg.surgeon import PruneStep, Surgeon
 
 OPTIMIZERS = {"fishleg": 0.1, "sgd": 0.02, "adam": 1e-3}  # and their default learning rates
@@ -32,6 +33,7 @@ LR_SCHEDULES = ("cosine", "constant")
 _NOISE = 0.4  # ν in `_pace`
 _HOPE = 0.1  # of the loss that the given model had, training is trusted to undercut so much
 _LOOK_AHEAD = 8  # training batches on which that loss is measured
+_MOST_SKIPPED = 1000  # batches in a row without a label that counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ def gradual(
     `loader` yields the training batches (default: the surgeon's own). The callbacks see the model in
     evaluation mode right after pruning, and again after the training that follows.
     """
-    targets = check_sparsities(list(sparsities))
+    targets = surgeon.check_targets(sparsities)
     done = []
     with Gradual(surgeon, loader, tuning) as run:
         for stage, sparsity in enumerate(targets):
@@ -148,7 +150,7 @@ def attach(
     last after every step of the optimizer. FishLeg's own Q scores and compensates where the surgeon's method
     is "fishleg"; with another optimizer the surgeon refines a Q of its own.
     """
-    targets = check_sparsities(list(sparsities))
+    targets = surgeon.check_targets(sparsities)
     if every < 1 or start < 0:
         raise ValueError(f"every must be >= 1 and start >= 0, got {every} and {start}")
     count = -start
@@ -194,6 +196,7 @@ class Gradual:
         self.optimizer: Optimizer | None = None
         self.recent: list[float] = []  # the last losses, above the least that they could be
         self._floor: float | None = None  # that least value, of the last loss
+        self._nothing_counts = False  # whether every label of the last batch is ignored
         self._modes = {module: module.training for module in surgeon.model.modules()}
         self.batches = cycle(self.loader)
         self.ahead = [next(self.batches)]  # drawn, and not trained on yet
@@ -213,22 +216,42 @@ class Gradual:
         self._restore_modes()
         self.surgeon.model.zero_grad(set_to_none=True)
 
+    def _set_training_modes(self) -> None:
+        """Those of the training: what was in evaluation mode within a model in training mode stays there."""
+        model = self.surgeon.model
+        for module, mode in self._modes.items():
+            module.training = True if module is model else mode or not self._modes[model]
+
     def _restore_modes(self) -> None:
         for module, mode in self._modes.items():
             module.training = mode
 
     @torch.no_grad()
     def _measure_given(self) -> float:
-        """The loss of the model as it was given, on the batches that come first."""
+        """The loss of the model as it was given, on the batches that come first.
+
+        With dropout as in the training, whose loss it will be compared with; BatchNorm's statistics stay.
+        """
         model = self.surgeon.model
         device = next(model.parameters()).device
         count = min(_LOOK_AHEAD, self.steps)
         self.ahead += [next(self.batches) for _ in range(count - 1)]
-        model.eval()
+        found: list[float] = []
+        self._set_training_modes()
+        for module in model.modules():
+            if isinstance(module, (_BatchNorm, _InstanceNorm)):
+                module.eval()
         try:
-            mean = sum(self._above_floor(self.loss(move_batch(b, device))) for b in self.ahead) / count
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                for batch in self.ahead:
+                    loss = self.loss(move_batch(batch, device))
+                    if not self._nothing_counts:
+                        found.append(self._above_floor(loss))
         finally:
             self._restore_modes()
+        if not found:
+            raise ValueError(f"none of the first {count} training batches has a label that counts")
+        mean = sum(found) / len(found)
         if not math.isfinite(mean):
             raise ValueError(f"the model's loss on the training loader is not finite: {mean}")
         return mean
@@ -277,8 +300,7 @@ class Gradual:
         surgeon, model, optimizer = self.surgeon, self.surgeon.model, self.optimizer
         if optimizer is None or self.step >= self.steps:
             return
-        for module, mode in self._modes.items():
-            module.training = True if module is model else mode or not self._modes[model]
+        self._set_training_modes()
         lr = self.tuning.lr or OPTIMIZERS[self.tuning.optimizer]
         device = next(model.parameters()).device
         handle = _install(optimizer, surgeon)
@@ -290,6 +312,7 @@ class Gradual:
                 eta_floor=0.05,
                 batch_statistics=not self.learning.options.vectorize,
             )
+        skipped = 0
         try:
             while self.step < self.steps:
                 share = self.step / self.steps if self.tuning.lr_schedule == "cosine" else 0.0
@@ -298,6 +321,17 @@ class Gradual:
                 batch = move_batch(self.ahead.pop(0) if self.ahead else next(self.batches), device)
                 optimizer.zero_grad()
                 loss = self.loss(batch)
+                if self._nothing_counts:
+                    skipped += 1
+                    if skipped > _MOST_SKIPPED:
+                        raise ValueError(f"{skipped} training batches in a row have no label that counts")
+                    continue
+                skipped = 0
+                if not math.isfinite(value := float(loss.detach())):
+                    raise ValueError(
+                        f"the training loss is not finite ({value}) at step {self.step + 1} of {self.steps} "
+                        f"after sparsity {surgeon.sparsity:.4f}: a smaller lr is due, or other data"
+                    )
                 loss.backward()
                 if isinstance(optimizer, FishLeg):
                     if self.tuning.paced:
@@ -312,6 +346,9 @@ class Gradual:
         finally:
             if handle is not None:
                 handle.remove()
+        for name, parameter in model.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise ValueError(f"training has made {name!r} infinite or NaN: a smaller lr is due")
         model.eval()
 
     def state_dict(self) -> dict[str, Any]:
@@ -319,10 +356,19 @@ class Gradual:
         state = None if self.optimizer is None else self.optimizer.state_dict()
         if state is not None and self._shares_q():
             state["fishleg"] = {**state["fishleg"], "inverse": None, "auxiliary": None}
-        return {"step": self.step, "recent": list(self.recent), "given": self.given, "optimizer": state}
+        progress = {"step": self.step, "recent": list(self.recent), "given": self.given}
+        return {**progress, "optimizer": state, "teacher": self._teacher_sum()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, after the model and the surgeon got back theirs."""
+        """Restore what `state_dict` returned, after the model and the surgeon got back theirs.
+
+        With distillation, make this object while the model is still the dense one: that is the teacher.
+        """
+        if state.get("teacher") != self._teacher_sum():
+            raise ValueError(
+                "the teacher is another model than it was: with distill=True make Gradual from the dense "
+                "model, then load the states of the model, the surgeon and this"
+            )
         self.step, self.recent, self.given = state["step"], list(state["recent"]), state["given"]
         if state["optimizer"] is None:
             self.optimizer = None
@@ -334,6 +380,12 @@ class Gradual:
             q = {"inverse": self.learning.inverse.state_dict(), "auxiliary": self.learning.state_dict()}
             state = {"optimizer": {**state["optimizer"], "fishleg": {**state["optimizer"]["fishleg"], **q}}}
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def _teacher_sum(self) -> float | None:
+        """A number that tells one teacher from another."""
+        if self.teacher is None:
+            return None
+        return float(sum(p.detach().double().abs().sum().cpu() for p in self.teacher.parameters()))
 
     def restart_data(self) -> None:
         """Draw the next batch from a new iteration over the loader, which was wound to the right place."""
@@ -352,28 +404,33 @@ class Gradual:
         gain 2ηL − η²(L+ν) is largest at η = L/(L+ν), where the step's KL is L²/(L+ν): a bound that did not
         fall like that would wreck a model that is nearly as good as it can be. Such a model needs more
         damping, too: most of what Q would enlarge is noise then. How good it can be is what the given model
-        tells: L is the loss above that model's, and a tenth of what that one had left. (The constants were
-        found by trial on ResNet20 and ResNet18.)
+        tells: L is the loss above that model's, and a tenth of what that one had left. Where that model's
+        own loss is larger than 1, as it is for targets of a large scale, it is the unit of all these: the
+        noise is of its size. (The constants were found by trial on ResNet20 and ResNet18.)
         """
         self.recent = [*self.recent[-9:], loss]
         left = 1.0 if self._floor is None else self.given  # None: nobody knows how low the loss can get
+        unit = max(1.0, self.given)
         L = max(sum(self.recent) / len(self.recent) - self.given, 0.0) + _HOPE * left
-        L = min(1.0, max(L, 1e-3))
-        kl = self.tuning.max_kl * (1 + _NOISE) * L**2 / (L + _NOISE)
+        L = min(1.0, max(L / unit, 1e-3))
+        kl = self.tuning.max_kl * unit * (1 + _NOISE) * L**2 / (L + _NOISE)
         return kl, self.tuning.step_damping / max(L, 0.1)
 
     def loss(self, batch: Any) -> Tensor:
         likelihood, forward = self.surgeon.likelihood, self.surgeon.forward
         f = forward(self.surgeon.model, batch)
         targets = targets_of(batch)
+        valid = likelihood.valid(f, targets)
+        self._nothing_counts = valid is not None and not bool(valid.any())
         if self.teacher is None:
-            assert targets is not None
+            if targets is None:
+                raise ValueError("a training batch has no targets, others had: fine-tuning needs them")
             self._floor = likelihood.nll_floor(f)
             return likelihood.nll(f, targets)
         self._floor = 0.0
         with torch.no_grad():
             reference = forward(self.teacher, batch)
-        return likelihood.divergence(f, reference, likelihood.valid(f, targets))
+        return likelihood.divergence(f, reference, valid)
 
 
 def _install(optimizer: Optimizer, surgeon: Surgeon) -> RemovableHandle | None:

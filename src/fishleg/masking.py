@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,19 +15,21 @@ from torch.utils.hooks import RemovableHandle
 
 from fishleg.batches import Forward, cycle, default_forward, move_batch
 
+logger = logging.getLogger(__name__)
+
 
 @torch.no_grad()
 def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Set every masked weight to exactly 0."""
     for p, mask in _by_parameter(model, masks).items():
-        p.mul_(mask)
+        p.masked_fill_(~mask, 0)  # not a product: NaN · 0 is NaN
 
 
 @torch.no_grad()
 def zero_masked(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Set every masked weight, and the optimizer's state for it, to exactly 0."""
     for p, mask in _by_parameter(model, masks).items():
-        p.mul_(mask)
+        p.masked_fill_(~mask, 0)  # not a product: NaN · 0 is NaN
         for value in optimizer.state.get(p, {}).values():
             if torch.is_tensor(value) and value.shape == p.shape:
                 value.mul_(mask)
@@ -63,23 +67,40 @@ def refresh_batchnorm(
     """Re-estimate BatchNorm's running statistics on some batches; returns how many layers were refreshed.
 
     Only layers that track statistics change, and in a model that is being trained only those in training
-    mode: a BatchNorm in eval mode there is frozen on purpose. Every module's mode is restored.
+    mode: a BatchNorm in eval mode there is frozen on purpose, and so is one whose parameters are. A batch of
+    one example is left out where its channels have a single value. Every module's mode is restored.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     norms = [norm for norm in norms if norm.training or not model.training]
+    norms = [norm for norm in norms if norm.weight is None or norm.weight.requires_grad]
     if not norms or batches < 1:
         return 0
     device = next(norms[0].buffers()).device
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
+    before = {norm: copy.deepcopy(norm.state_dict()) for norm in norms}
     try:
         model.eval()
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None  # cumulative average over the batches
             norm.train()
+        seen = 0
         for _, batch in zip(range(batches), cycle(loader), strict=False):
-            forward(model, move_batch(batch, device))
+            try:
+                forward(model, move_batch(batch, device))
+                seen += 1
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+        if not seen:
+            for norm, statistics in before.items():
+                norm.load_state_dict(statistics)
+            logger.warning(
+                "BatchNorm's statistics are those from before the pruning: they need batches of more than "
+                "one example, and the loader has none"
+            )
+            return 0
     finally:
         for module, mode in modes.items():
             module.training = mode

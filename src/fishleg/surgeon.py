@@ -33,7 +33,7 @@ from fishleg.obs import (
     row_saliency,
     saliency,
 )
-from fishleg.patterns import Masks, Pattern, as_pattern
+from fishleg.patterns import Masks, Pattern, as_pattern, check_sparsities
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.yardstick import Yardstick
 
@@ -94,6 +94,14 @@ class SurgeonOptions:
             raise ValueError(f"gamma must be > 0, got {self.gamma}")
         if not self.relative_damping > 0:
             raise ValueError(f"relative_damping must be > 0, got {self.relative_damping}")
+        for name in ("include", "exclude"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a list of regular expressions, got {getattr(self, name)!r}")
+        for name in ("samples", "sub_batch", "block_size"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.empirical and self.method in ("fishleg", "magnitude"):
+            raise ValueError(f"empirical=True is for the other methods, {self.method!r} has no use for it")
         if not self.exchanges >= 0 or self.exchanges != int(self.exchanges):
             raise ValueError(f"exchanges must be >= 0 and whole, got {self.exchanges}")
         if self.batchnorm_batches < 0:
@@ -140,6 +148,7 @@ class Surgeon:
         self.prunable = [name for name, reason in self.reasons.items() if reason is None]
         if not self.prunable:
             raise ValueError(f"nothing to prune:\n{self.table()}")
+        self._tell_what_is_left_out()
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
         self.on_q: Callable[[AuxStats], None] | None = None  # sees every step of Q's learning
@@ -160,7 +169,7 @@ class Surgeon:
             if not parameter.requires_grad:
                 reasons[name] = "frozen"
             elif name not in self.layers:
-                reasons[name] = "not a weight matrix"
+                reasons[name] = "not the weight of a linear layer or convolution"
             elif self.options.include and not included:
                 reasons[name] = "not included"
             elif any(re.search(expression, name) for expression in self.options.exclude):
@@ -170,6 +179,21 @@ class Surgeon:
             else:
                 reasons[name] = self.pattern.unsuitable(tuple(parameter.shape))
         return reasons
+
+    def _tell_what_is_left_out(self) -> None:
+        """Say so when most of the model cannot be pruned: the sparsity is that of the rest."""
+        chosen = ("frozen", "excluded", "not included")  # that was the user's wish
+        sizes = {name: self._weight(name).numel() for name, why in self.reasons.items() if why not in chosen}
+        pruned, total = sum(sizes.get(name, 0) for name in self.prunable), sum(sizes.values())
+        if pruned < total / 2:
+            largest = sorted((name for name in sizes if self.reasons[name]), key=lambda name: -sizes[name])
+            logger.warning(
+                "only %.1f %% of the model's %d parameters can be pruned, and any sparsity is that of these; "
+                "left out are %s%s (Surgeon.table() lists all)",
+                100 * pruned / total, total,
+                ", ".join(f"{name} ({self.reasons[name]})" for name in largest[:3]),
+                f" and {len(largest) - 3} more" if len(largest) > 3 else "",
+            )  # fmt: skip
 
     def table(self) -> str:
         """For each parameter: its size, sparsity, and whether it is pruned or why not."""
@@ -185,6 +209,20 @@ class Surgeon:
         total = sum(self._counted(self._weight(name)).numel() for name in self.prunable)
         kept = [self._counted(self.masks[name]) for name in self.prunable if name in self.masks]
         return sum(int((~mask).sum()) for mask in kept) / total
+
+    def check_targets(self, sparsities: Sequence[float]) -> list[float]:
+        """A schedule as a list; an error where it does not rise, or goes further than the pattern can."""
+        targets = check_sparsities(list(sparsities))
+        if targets[-1] > self.pattern.limit:
+            raise ValueError(
+                f"the pattern allows a sparsity of {self.pattern.limit} at most, got {targets[-1]}"
+            )
+        return targets
+
+    def _rounds_to(self, sparsity: float) -> bool:
+        """Whether it asks for as many weights (rows) as are removed: of few, two stages may be alike."""
+        total = sum(self._counted(self._weight(name)).numel() for name in self.prunable)
+        return round(sparsity * total) == round(self.sparsity * total)
 
     def _counted(self, tensor: Tensor) -> Tensor:
         """What sparsity counts: the entries of a weight, or one of each row."""
@@ -251,10 +289,10 @@ class Surgeon:
         """
         if not 0 < sparsity < 1:
             raise ValueError(f"sparsity must be in (0, 1), got {sparsity}")
-        if sparsity <= self.sparsity:
+        rises = not self.history or sparsity > self.history[-1].target
+        if sparsity <= self.sparsity and not (rises and self._rounds_to(sparsity)):
             raise ValueError(f"sparsity {sparsity} is not above the present {self.sparsity:.4f}")
-        if sparsity > self.pattern.limit:
-            raise ValueError(f"the pattern allows a sparsity of {self.pattern.limit} at most, got {sparsity}")
+        self.check_targets([sparsity])
         if cuts < 1 or refine < 1:
             raise ValueError(f"cuts and refine must be >= 1, got {cuts} and {refine}")
         if not self.history and not self.yardstick.count:
@@ -459,7 +497,7 @@ class Surgeon:
         over with all of them; the other methods estimate theirs afresh.
         """
         steps: list[PruneStep] = []
-        for sparsity in sparsities:
+        for sparsity in self.check_targets(sparsities):
             inverse = self.refine() if self.learning is not None and steps else None
             steps.append(self.prune(sparsity, inverse=inverse))
             if callback is not None:
