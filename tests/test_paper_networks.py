@@ -295,8 +295,8 @@ def test_crossed_arms_may_have_fewer_seeds() -> None:
 
 @pytest.mark.parametrize("arms", [("OBS + SGD",), configs.ARMS[:3]])
 def test_fewer_arms_can_be_drawn(arms: tuple[str, ...]) -> None:
-    config = replace(SMOKE, arms=arms)
-    rows = [{"sparsity": s, "before": 60.0, "after": None if s > 0.6 else 70.0} for s in SMOKE.sparsities]
+    config = replace(SMOKE, arms=arms, sparsities=(0.5, 0.75))
+    rows = [{"sparsity": s, "before": 60.0, "after": None if s > 0.6 else 70.0} for s in config.sparsities]
     results = {f"{arm}, seed 0": {"rows": rows, "seconds": 1.0} for arm in arms}
     results["dense"] = {"curve": [{"loss": 1.0, "accuracy": 75.0}]}
     assert len(unstructured._draw(config, {"units": results}).axes) == 1
