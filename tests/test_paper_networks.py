@@ -213,6 +213,10 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
         ('dataset = "cifar10"\narms = ["OBS"]', "arms must be some of"),
         ('dataset = "cifar10"\narms = []', "arms must be a list of names"),
         ('dataset = "cifar10"\nwidth = 0', "width must be a whole number >= 1, got 0"),
+        (
+            'dataset = "cifar10"\nwidth = 4',
+            "width must be >= 8, narrower networks crash some",
+        ),
         ('dataset = "cifar10"\nwidth = "16"', "width must be a whole number >= 1, got '16'"),
         ('dataset = "cifar10"\nepochs = 0', "epochs must be a number > 0, got 0"),
         ('dataset = "cifar10"\nsparsities = [0.9, 0.5]', "0.5"),

@@ -57,6 +57,10 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+        if self.width < 8:
+            # torch 2.13: the gradient of its strided 1×1 convolutions, channels last, writes out of bounds on
+            # processors with AVX2 alone
+            raise ValueError(f"width must be >= 8, narrower networks crash some processors, got {self.width}")
         for name in ("dense_lr", "epochs"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e6:

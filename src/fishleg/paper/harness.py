@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fishleg.checkpoint import write_atomically, write_json
+from fishleg.paper.jobs import Claims
 
 Progress = Callable[[str], None]
 Results = dict[str, Any]
@@ -21,11 +22,16 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work: `compute` sees the results of the units before it; `cost` is relative, 0 nothing."""
+    """One piece of work; `cost` is relative, 0 nothing.
+
+    `compute` sees the results of the units that it needs: by default all before it, which rules out that
+    several processes share the work.
+    """
 
     key: str
     compute: Callable[[Results], Any]
     cost: float = 1.0
+    needs: tuple[str, ...] | None = None
 
 
 def run_units(
@@ -39,7 +45,8 @@ def run_units(
     """The result of every unit, each written to `path` as soon as it is there; those found there are kept.
 
     Results of other settings are moved aside. `needs` is called first if there is anything to do: it fails,
-    say for want of data, before anything is written.
+    say for want of data, before anything is written. Other processes may do the same at the same time: each
+    unit is done by one of them.
     """
     settings = as_json(settings)
     kept = _read(path, settings)
@@ -47,29 +54,56 @@ def run_units(
     if needs is not None and len(done) < len(units):
         needs()
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not kept and path.exists():
-        _put_aside(path, progress)
     if done:
         progress(f"{len(done)} of {len(units)} parts are there already")
-    spent = finished = 0.0
-    left = sum(unit.cost for unit in units if unit.key not in done)
-    for i, unit in enumerate(units, 1):
-        if unit.key in done:
-            continue
-        if unit.key in (others := _read(path, settings)):  # another process was faster
-            done[unit.key], left = others[unit.key], left - unit.cost
-            continue
-        start = time.perf_counter()
-        done[unit.key] = plain(unit.compute(done))
-        seconds = time.perf_counter() - start
-        finished, left = finished + unit.cost, left - unit.cost
-        spent += seconds if unit.cost else 0.0
-        # units of other arms or seeds stay, and so does what another process has added meanwhile
-        write_json(path, {"settings": settings, "units": {**_read(path, settings), **done}})
-        told = left > 1e-9 and finished > 0
-        remaining = f", about {duration(spent / finished * left)} left" if told else ""
-        progress(f"[{i}/{len(units)}] {unit.key}: {duration(seconds)}{remaining}")
+    total, spent = sum(unit.cost for unit in units if unit.key not in done), 0.0
+    with Claims(path) as claims:
+        with claims.writing():
+            if path.exists() and not _read(path, settings):
+                _put_aside(path, progress)
+        while pending := [unit for unit in units if unit.key not in done]:
+            start = time.perf_counter()
+            unit = _claim(claims, pending, done, units)
+            result = _read(path, settings).get(unit.key)
+            if others := result is not None:
+                done[unit.key] = result
+            else:
+                done[unit.key] = plain(unit.compute(done))
+                with claims.writing():  # units of other arms or seeds stay, and those of other processes
+                    write_json(path, {"settings": settings, "units": {**_read(path, settings), **done}})
+            claims.release(unit.key)
+            seconds = time.perf_counter() - start
+            spent += seconds if unit.cost else 0.0
+            if others:
+                continue
+            left = sum(unit.cost for unit in units if unit.key not in _read(path, settings))
+            told = left > 1e-9 and total > left
+            remaining = f", about {duration(spent / (total - left) * left)} left" if told else ""
+            place = units.index(unit) + 1
+            progress(f"[{place}/{len(units)}] {unit.key}: {duration(seconds)}{remaining}")
     return {unit.key: done[unit.key] for unit in units}
+
+
+def missing(path: Path, settings: Mapping[str, Any], units: Sequence[Unit]) -> list[str]:
+    """The units that have no result yet."""
+    kept = _read(path, as_json(settings))
+    return [unit.key for unit in units if unit.key not in kept]
+
+
+def _claim(claims: Claims, pending: Sequence[Unit], done: Results, units: Sequence[Unit]) -> Unit:
+    """A unit that can be done now and that no other process is at; else the first that one is done with."""
+    keys = [unit.key for unit in units]
+
+    def ready(unit: Unit) -> bool:
+        needed = keys[: keys.index(unit.key)] if unit.needs is None else unit.needs
+        return all(key in done for key in needed)
+
+    candidates = [unit for unit in pending if ready(unit)]
+    for unit in candidates:
+        if claims.take(unit.key):
+            return unit
+    claims.take(candidates[0].key, wait=True)
+    return candidates[0]
 
 
 def finish(path: Path, settings: Mapping[str, Any], units: Results, summary: Mapping[str, Any]) -> Results:

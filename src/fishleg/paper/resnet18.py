@@ -25,10 +25,12 @@ from fishleg.paper.harness import (
     Unit,
     duration,
     finish,
+    missing,
     need_matplotlib,
     run_units,
     save_picture,
 )
+from fishleg.paper.jobs import Claims, run_workers
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.workloads import data
@@ -173,11 +175,11 @@ class Dense:
             schedule.load_state_dict(state["schedule"])
             curve = state["curve"]
         for epoch in range(len(curve), config.dense_epochs):
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             batches.set_epoch(epoch)
             loss = _train_epoch(model, batches, optimizer, schedule, config.device)
             accuracy = test_accuracy(model, self.examples, config.device)
-            curve.append({"loss": loss, "accuracy": accuracy})
+            curve.append({"loss": loss, "accuracy": accuracy, "cpu_seconds": time.process_time() - cpu})
             left = (time.perf_counter() - start) * (config.dense_epochs - epoch - 1)
             self.progress(
                 f"dense model, epoch {epoch + 1} of {config.dense_epochs}: loss {loss:.3f}, "
@@ -342,7 +344,7 @@ def units(
     work = [Unit("dense", lambda _: dense().record(), dense_cost)]
     epochs = config.epochs * len(sparsities)
     return work + [
-        Unit(f"{arm}, seed {seed}", compute(arm, seed), epochs * COST[arm])
+        Unit(f"{arm}, seed {seed}", compute(arm, seed), epochs * COST[arm], needs=("dense",))
         for seed in sorted({seed for arm in arms for seed in config.seeds_of(arm)})
         for arm in arms
         if seed in config.seeds_of(arm)
@@ -370,8 +372,12 @@ class Experiment:
         data: Path | None = None,
         download: bool = False,
         device: str | None = None,
+        jobs: int = 1,
     ) -> Results:
-        """Run what is missing of one configuration; writes `NAME-CONFIG.json` and `.png` to `out`."""
+        """Run what is missing of one configuration; writes `NAME-CONFIG.json` and `.png` to `out`.
+
+        `jobs` processes share the work, and the cores: two of one thread do more than one of two.
+        """
         need_matplotlib()
         config = "smoke" if smoke else config
         chosen = load(config, **({"device": device} if device else {}))
@@ -387,7 +393,13 @@ class Experiment:
             chosen, dense, getattr(chosen, self.arms), pattern=self.pattern, sparsities=sparsities,
             dense_cost=epochs_to_train(chosen, out),
         )  # fmt: skip
+        if jobs > 1 and missing(path, settings, work):
+            dense()  # what is wrong with the data is told once
+            given = {"--data": data, "--device": device, "--config": None if smoke else config}
+            flags = [str(word) for flag in given.items() if flag[1] for word in flag]
+            run_workers(["reproduce", self.name, "--out", str(out), *flags, *["--smoke"] * smoke], jobs)
         results = run_units(path, settings, work, progress, needs=dense)
-        record = finish(path, settings, results, self.summary(chosen, results))
-        save_picture(self.draw(chosen, record), path.with_suffix(".png"), smoke=smoke)
+        with Claims(path) as claims, claims.writing():  # every worker comes here
+            record = finish(path, settings, results, self.summary(chosen, results))
+            save_picture(self.draw(chosen, record), path.with_suffix(".png"), smoke=smoke)
         return record
