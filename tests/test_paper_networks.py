@@ -205,6 +205,12 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
     assert surgeon.learning.steps == 6 + 2  # the warmup, then one with every training step
 
 
+def test_a_configuration_may_extend_one_of_the_package(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('extends = "tiny-imagenet"\nwidth = 24')
+    assert configs.load(str(path)) == replace(configs.load("tiny-imagenet"), width=24)
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
@@ -216,10 +222,9 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
         ('dataset = "cifar10"\narms = ["OBS"]', "arms must be some of"),
         ('dataset = "cifar10"\narms = []', "arms must be a list of names"),
         ('dataset = "cifar10"\nwidth = 0', "width must be a whole number >= 1, got 0"),
-        (
-            'dataset = "cifar10"\nwidth = 4',
-            "width must be >= 8, narrower networks crash some",
-        ),
+        ('dataset = "cifar10"\nwidth = 4', "width must be >= 8, narrower networks crash some"),
+        ('extends = "mnist"', "extends must be one of .*, got 'mnist'"),
+        ('extends = "cifar10"\nwidht = 3', "unknown: widht; it may set extends"),
         ('dataset = "cifar10"\nwidth = "16"', "width must be a whole number >= 1, got '16'"),
         ('dataset = "cifar10"\nepochs = 0', "epochs must be a number > 0, got 0"),
         ('dataset = "cifar10"\nsparsities = [0.9, 0.5]', "0.5"),

@@ -118,6 +118,22 @@ def names() -> list[str]:
 
 def load(name: str, **changes: Any) -> Config:
     """The configuration of that name, or in that file, with changes."""
+    values = _values(name)
+    if "extends" in values:  # one of the package's, which extends none
+        base = values.pop("extends")
+        if base not in names():
+            raise ValueError(f"{name}: extends must be one of {', '.join(names())}, got {base!r}")
+        values = {**_values(base), **values}
+    known = {field.name for field in fields(Config)}
+    if "dataset" not in values or (unknown := sorted(values.keys() - known)):
+        wrong = "dataset is missing" if "dataset" not in values else f"unknown: {', '.join(unknown)}"
+        raise ValueError(f"{name}: {wrong}; it may set extends, {', '.join(sorted(known))}")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return Config(**{**values, **changes})
+
+
+def _values(name: str) -> dict[str, Any]:
+    """What the file says."""
     path = Path(name)
     if name in names():
         folder = resources.files("fishleg.paper").joinpath("configs")
@@ -132,9 +148,4 @@ def load(name: str, **changes: Any) -> Config:
         values: dict[str, Any] = read_toml(text)
     except ValueError as error:
         raise ValueError(f"{name} is not TOML: {error}") from None
-    known = {field.name for field in fields(Config)}
-    if "dataset" not in values or (unknown := sorted(values.keys() - known)):
-        wrong = "dataset is missing" if "dataset" not in values else f"unknown: {', '.join(unknown)}"
-        raise ValueError(f"{name}: {wrong}; it may set {', '.join(sorted(known))}")
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return Config(**{**values, **changes})
+    return values
