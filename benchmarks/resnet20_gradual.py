@@ -3,7 +3,7 @@
 `FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_gradual.py` (12 to 23 CPU minutes a method;
 a stopped run goes on with the next method, `--again` starts over, `--only NAME` runs one). Ten pruning steps
 on a nearly exponential schedule, a quarter of an epoch (98 steps of 128 images) after each; the learning rate
-falls to zero within each; for 2:4 two steps, an epoch after each. Accuracy is on all 10 000 test images.
+falls to zero within each; for 2:4 one step and two epochs, distilled. Accuracy is on all 10 000 test images.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ SCHEDULE = (0.32, 0.54, 0.68, 0.79, 0.855, 0.9, 0.93, 0.95, 0.967, 0.98)
 REPORTED = (0.79, 0.9, 0.95, 0.98)
 STEPS = 98
 # name → (options of the Surgeon, options of the fine-tuning)
-FISHLEG: dict[str, Any] = {"optimizer": "fishleg"}
+# accuracy at 98 % counts, so the training on the way there is rough
+FISHLEG: dict[str, Any] = {"optimizer": "fishleg", "regain": 0.4}
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "FLS + FishLeg": ({}, FISHLEG),
-    "FLS without exchanges + FishLeg": ({"exchanges": 0}, FISHLEG),
-    "FLS without exchanges + SGD": ({"exchanges": 0}, SGD),
+    "FLS + SGD": ({}, SGD),
     "magnitude + SGD": ({"method": "magnitude", "compensation": "none"}, SGD),
     "M-FAC + SGD": ({"method": "mfac", "compensation": "sum"}, SGD),
     "oBERT + SGD": ({"method": "obert", "compensation": "sum"}, SGD),
     "magnitude + FishLeg": ({"method": "magnitude", "compensation": "none"}, FISHLEG),
 }
-PATTERN_24, PATTERN_24_STEPS = ", 2:4", (0.2929, 0.5)  # an epoch after each
-TWO_OF_FOUR = [f"FLS{how} + FishLeg{PATTERN_24}" for how in ("", " without exchanges")]
+# nearly as good as dense right after pruning: labels teach little then, the dense outputs more
+DISTILLED: dict[str, Any] = {"optimizer": "sgd", "lr": 0.01, "distill": True, "epochs": 2}
+TWO_OF_FOUR = "FLS + SGD, distilled, 2:4"
 SHOWN_FROM = 0.79
 
 
 def run(unit: Unit) -> dict[str, Any]:
-    two_of_four = unit["method"] in TWO_OF_FOUR
-    surgery, tuning = METHODS[unit["method"].removesuffix(PATTERN_24)]
-    targets = PATTERN_24_STEPS if two_of_four else SCHEDULE
-    pattern = "2:4" if two_of_four else "global"
+    two_of_four = unit["method"] == TWO_OF_FOUR
+    surgery, tuning = ({}, DISTILLED) if two_of_four else METHODS[unit["method"]]
+    targets, pattern = ((0.5,), "2:4") if two_of_four else (SCHEDULE, "global")
     images, labels = cifar10("train")
     model = trained_resnet20()
     surgeon = Surgeon(
@@ -65,7 +65,7 @@ def run(unit: Unit) -> dict[str, Any]:
         print(f"   {step.target:.1%}: {rows[-1]['before']} -> {rows[-1]['after']} %", flush=True)
 
     training = Batches(images, labels, 128, seed=unit["seed"], augmented=True)
-    tuning = {**tuning, **({"epochs": 1} if two_of_four else {"steps": STEPS})}
+    tuning = tuning if two_of_four else {**tuning, "steps": STEPS}
     gradual(surgeon, targets, training, FineTuning(**tuning), on_prune=pruned, on_stage=tuned)
     return {"rows": rows}
 
@@ -78,7 +78,7 @@ def table(results: list[dict[str, Any]], dense: float) -> str:
         rows = {row["sparsity"]: row for row in r["rows"]}
         cells = [f"{rows[s]['before']:.1f} -> {rows[s]['after']:.2f}" if s in rows else "" for s in REPORTED]
         lines.append(f"{r['method']:<38}{''.join(f'{c:>18}' for c in cells)}{r['cpu_seconds'] / 60:>9.0f}")
-        if r["method"] in TWO_OF_FOUR:
+        if r["method"] == TWO_OF_FOUR:
             lines[-1] += f"   2:4: {r['rows'][-1]['before']:.1f} -> {r['rows'][-1]['after']:.2f}"
     return "\n".join(lines)
 
@@ -89,7 +89,7 @@ def plot(results: list[dict[str, Any]], dense: float) -> None:
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
     axis = figure.subplots()
     for r in results:
-        if r["method"] in TWO_OF_FOUR:
+        if r["method"] == TWO_OF_FOUR:
             continue
         points = [(row["sparsity"], row["after"]) for row in r["rows"] if row["sparsity"] >= SHOWN_FROM]
         style = {"linewidth": 2.5} if r["method"].startswith("FLS + FishLeg") else {"linestyle": "--"}
@@ -108,7 +108,7 @@ def plot(results: list[dict[str, Any]], dense: float) -> None:
 
 
 def main() -> None:
-    names = [*METHODS, *TWO_OF_FOUR]
+    names = [*METHODS, TWO_OF_FOUR]
     if "--only" in sys.argv:
         names = [sys.argv[sys.argv.index("--only") + 1]]
     run_units("resnet20_gradual", [{"method": name, "seed": 0} for name in names], run)

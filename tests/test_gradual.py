@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from trained import trained_digits
 
-from fishleg.likelihoods import Categorical, Likelihood
+from fishleg.likelihoods import Categorical, Gaussian, Likelihood
 from fishleg.loop import OPTIMIZERS, FineTuning, Gradual, Progress, attach, gradual
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
@@ -266,6 +266,27 @@ def test_distillation_needs_no_labels(
     gradual(surgeon, [0.85], tuning=tuning, on_prune=measure, on_stage=measure)
     assert divergences[1] < 0.7 * divergences[0]
     assert not changed(trained, before)
+
+
+@pytest.mark.parametrize("T", [1.0, 4.0])
+def test_the_temperature_of_distillation(T: float) -> None:
+    """T² KL between the distributions of the logits divided by T; a Gaussian has no temperature."""
+    batch, model = examples()[0], mlp()
+    x, _ = batch
+    for likelihood in (Categorical(), Gaussian()):
+        surgeon = Surgeon(model, examples(), likelihood, method="magnitude")
+        run = Gradual(surgeon, None, FineTuning(optimizer="sgd", distill=True, temperature=T, steps=1))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+            f, reference = model(x), run.teacher(x)
+        if isinstance(likelihood, Categorical):
+            target = (reference / T).softmax(-1)
+            log_ratio = target.log() - (f / T).log_softmax(-1)
+            expected = T**2 * (target * log_ratio).sum(-1).mean()
+        else:
+            expected = 0.5 * (f - reference).square().sum(-1).mean()
+        torch.testing.assert_close(run.loss(batch), expected)
 
 
 def test_training_batches_may_come_from_elsewhere(model: DigitsNet, loader: Any) -> None:

@@ -101,6 +101,7 @@ def test_every_option_is_read_back(tmp_path: Path, name: str):
         "sparsity": 0.25,
         "floor": 0.3,
         "momentum": 0.5,
+        "regain": 0.5,
         "max_drop": "2%",
         "max_flops": 1e6,
     }
@@ -349,7 +350,7 @@ def test_the_command_answers_help_at_once():
 @pytest.mark.parametrize("name", GRADUAL)
 def test_options_of_the_training_need_training(name: str):
     texts = {"train_data": "a:b", "optimizer": "sgd", "lr_schedule": "constant"}
-    value = {**texts, "distill": True, "momentum": 0.5}.get(name, 7)
+    value = {**texts, "distill": True, "momentum": 0.5, "regain": 0.5}.get(name, 7)
     with pytest.raises(RecipeError, match=f"{name} needs mode = 'gradual', got mode = 'staged'"):
         make_recipe({name: value})
     make_recipe({name: value, "mode": "gradual"})

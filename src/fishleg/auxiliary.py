@@ -229,15 +229,17 @@ class Auxiliary:
         return slice_batch(batch, start, start + limit)
 
     def _samples(self, batch: Any) -> dict[str, Tensor]:
+        size = batch_size(batch)
+        by_batch = self.options.batch_statistics and size > 1  # one example has no statistics
         return sample_h(
             self.model,
             batch,
             self.likelihood,
-            groups=min(self.options.groups, batch_size(batch)),
+            groups=max(1, min(self.options.groups, size // 2 if by_batch else size)),
             generator=self.generator,
             forward=self.forward,
             vectorize=self.options.vectorize,
-            batch_statistics=self.options.batch_statistics,
+            batch_statistics=by_batch,
         )
 
     def _damping(self, samples: Mapping[str, Tensor]) -> float:

@@ -7,6 +7,7 @@ M-FAC, which by definition keeps its m gradients. All use the true Fisher unless
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -46,6 +47,7 @@ def estimate(
     generator: torch.Generator | None = None,
     callback: Callable[[AuxStats], None] | None = None,
     only: Collection[str] | None = None,
+    batch_statistics: bool = False,
 ) -> tuple[InverseFisher, float]:
     """(Q, γ) by the named method from about `samples` gradients of `sub_batch` examples each.
 
@@ -53,6 +55,7 @@ def estimate(
     mfac is M-FAC (low rank, per layer); kfac; ekfac; exact inverts each layer's dense Fisher. `only` names
     the weights whose layers are wanted: Q of the rest (embeddings, say) can take more room than all of these.
     Learned Qs cover the whole model, for they may have to precondition steps of all of it.
+    `batch_statistics`: BatchNorms that are in training mode normalise by the batch (not for exact).
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -72,7 +75,7 @@ def estimate(
         auxiliary = learner(
             model, loader, likelihood, gamma=gamma, relative_damping=relative_damping, samples=samples,
             sub_batch=sub_batch, structure=structure, scale=scale, options=options, forward=forward,
-            generator=generator, callback=callback,
+            generator=generator, callback=callback, batch_statistics=batch_statistics,
         )  # fmt: skip
         assert auxiliary.gamma is not None
         return auxiliary.inverse, auxiliary.gamma
@@ -85,9 +88,12 @@ def estimate(
         """`count` vectors h, one at a time, packed by layer."""
         for part in pieces(count):
             if empirical:
-                h = _empirical_h(model, part, likelihood, forward)
+                h = _empirical_h(model, part, likelihood, forward, batch_statistics)
             else:
-                h = sample_h(model, part, likelihood, generator=generator, forward=forward)
+                h = sample_h(
+                    model, part, likelihood, generator=generator, forward=forward,
+                    batch_statistics=batch_statistics,
+                )  # fmt: skip
             yield {layer.name: layer.pack(h)[0] for layer in layers}
 
     if gamma is None:
@@ -103,8 +109,9 @@ def estimate(
         operators = _exact(model, layers, list(pieces(samples)), likelihood, gamma, forward)
     else:
         factors = kfac_factors(
-            model, layers, pieces(samples), likelihood, forward=forward, generator=generator
-        )
+            model, layers, pieces(samples), likelihood, forward=forward, generator=generator,
+            batch_statistics=batch_statistics,
+        )  # fmt: skip
         operators = _diagonal([x for x in layers if x.name not in factors], draw(samples), gamma, block_size)
         for layer in layers:
             if layer.name in factors:
@@ -128,13 +135,15 @@ def sub_batches(loader: Iterable[Any], size: int) -> Iterator[Any]:
             yield slice_batch(batch, start, min(start + size, total))
 
 
-def _empirical_h(model: nn.Module, batch: Any, likelihood: Likelihood, forward: Forward) -> dict[str, Tensor]:
+def _empirical_h(
+    model: nn.Module, batch: Any, likelihood: Likelihood, forward: Forward, batch_statistics: bool
+) -> dict[str, Tensor]:
     """√units · ∇ mean nll at the data's labels: the empirical Fisher of the published baselines."""
     targets = targets_of(batch)
     if targets is None:
         raise ValueError("the empirical Fisher needs labels: the loader must yield (inputs, targets)")
     parameters = trainable(model)
-    with frozen_statistics(model), torch.enable_grad():
+    with frozen_statistics(model, batch_statistics=batch_statistics), torch.enable_grad():
         f = forward(model, batch)
         likelihood.check(f, targets)
         valid = likelihood.valid(f, targets)
@@ -163,6 +172,7 @@ def learner(
     generator: torch.Generator | None = None,
     callback: Callable[[AuxStats], None] | None = None,
     untaught: bool = False,
+    batch_statistics: bool = False,
 ) -> Auxiliary:
     """A Q learned from about `samples` gradients, with the learning that can go on refining it.
 
@@ -172,6 +182,7 @@ def learner(
     groups = 4 if options is None else options.groups
     steps = max(samples // groups, 4)
     options = options or AuxiliaryOptions(groups=groups, warm_start=max(steps // 2, 2))
+    options = replace(options, batch_statistics=batch_statistics and not options.vectorize)
     auxiliary = Auxiliary(
         model, inverse, likelihood, gamma=gamma, relative_damping=relative_damping,
         options=options, forward=forward, generator=generator,

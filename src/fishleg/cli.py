@@ -385,8 +385,8 @@ NETWORKS = ("unstructured", "semi_structured")
 @click.argument("figure", type=click.Choice(["init", "estimation", "ablation", "claims", *NETWORKS]))
 @click.option("--out", "-o", default="paper-out", show_default=True, type=click.Path(path_type=Path))
 @click.option("--smoke", is_flag=True, help="A version of a few seconds, to see that it works.")
-@click.option("--config", help="For the networks: a TOML file, or cifar10 (default; also -preset, -obs16, "
-              "-short, -wide), tiny-imagenet (-preset, -obs16), full-cifar10, full-tiny-imagenet.")  # fmt: skip
+@click.option("--config", help="For the networks: a TOML file, or cifar10 (default; -preset, -obs16, -short, "
+              "-wide), tiny-imagenet (-preset, -obs16), full-cifar10, full-tiny-imagenet")  # fmt: skip
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Where the datasets are [$FISHLEG_DATA, ./data]."
 )

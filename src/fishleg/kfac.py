@@ -29,6 +29,7 @@ def kfac_factors(
     *,
     forward: Forward = default_forward,
     generator: torch.Generator | None = None,
+    batch_statistics: bool = False,
 ) -> Factors:
     """{layer: (output side E[ggᵀ], input side E[aaᵀ])} for Linear and Conv2d layers (true Fisher)."""
     modules = dict(model.named_modules())
@@ -47,7 +48,7 @@ def kfac_factors(
     totals: dict[str, list[Tensor]] = {}
     count = 0
     try:
-        with frozen_statistics(model), torch.enable_grad():
+        with frozen_statistics(model, batch_statistics=batch_statistics), torch.enable_grad():
             for batch in batches:
                 count += 1
                 f = forward(model, batch)

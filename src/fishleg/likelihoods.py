@@ -18,6 +18,8 @@ from torch.nn import functional
 class Likelihood(ABC):
     """A conditional distribution p(y|f) of targets y given model outputs f [..., outputs]."""
 
+    has_logits = False  # whether f is logits, so that f/T is the same distribution at a temperature T
+
     @abstractmethod
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         """−log p(y|f), mean over units; what the model is trained on."""
@@ -83,6 +85,8 @@ class Categorical(Likelihood):
 
     `class_dim` says where the classes are (1 for segmentation outputs [batch, classes, ...]).
     """
+
+    has_logits = True
 
     def __init__(self, *, class_dim: int = -1, ignore_index: int = -100) -> None:
         self.class_dim = class_dim
@@ -217,6 +221,8 @@ class Gaussian(Likelihood):
 
 class Bernoulli(Likelihood):
     """Independent binary outputs with logits f [..., outputs]; the nll sums over outputs."""
+
+    has_logits = True
 
     def nll_floor(self, f: Tensor) -> float | None:
         return 0.0

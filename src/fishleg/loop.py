@@ -51,10 +51,13 @@ class FineTuning:
     # paper's plain steps
     max_kl: float = 0.012
     step_damping: float = 10.0  # likewise its damping, in multiples of γ; it rises as that falls
+    # both are taken for a loss of at least so much: rougher training, worse now and better after more pruning
+    regain: float = 0.0
     update_every: int = 10  # auxiliary steps, one every so many training steps
     refine: int = 24  # and so many in a row before each pruning step
     cuts: int = 3  # which removes its weights in so many cuts, refining Q as often (a learned Q only)
     distill: bool = False  # learn from the dense model's outputs (no labels needed)
+    temperature: float = 2.0  # at which these are compared, where they are logits; 1: as they are
 
     def __post_init__(self) -> None:
         for name, known in (("optimizer", OPTIMIZERS), ("lr_schedule", LR_SCHEDULES)):
@@ -71,6 +74,10 @@ class FineTuning:
                 "momentum must be in [0, 1), weight_decay >= 0 and max_kl > 0, "
                 f"got {self.momentum}, {self.weight_decay} and {self.max_kl}"
             )
+        if not 0 <= self.regain < 1:
+            raise ValueError(f"regain must be in [0, 1), got {self.regain}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be > 0 and finite, got {self.temperature}")
         if not 1 <= self.step_damping < math.inf:
             raise ValueError(f"step_damping must be >= 1 and finite, got {self.step_damping}")
         if self.update_every < 1 or self.refine < 0 or self.cuts < 1:
@@ -412,7 +419,7 @@ class Gradual:
         left = 1.0 if self._floor is None else self.given  # None: nobody knows how low the loss can get
         unit = max(1.0, self.given)
         L = max(sum(self.recent) / len(self.recent) - self.given, 0.0) + _HOPE * left
-        L = min(1.0, max(L / unit, 1e-3))
+        L = min(1.0, max(L / unit, self.tuning.regain, 1e-3))
         kl = self.tuning.max_kl * unit * (1 + _NOISE) * L**2 / (L + _NOISE)
         return kl, self.tuning.step_damping / max(L, 0.1)
 
@@ -430,7 +437,9 @@ class Gradual:
         self._floor = 0.0
         with torch.no_grad():
             reference = forward(self.teacher, batch)
-        return likelihood.divergence(f, reference, valid)
+        # a confident teacher says little but the label at T = 1; T² keeps the size of the gradient
+        T = self.tuning.temperature if likelihood.has_logits else 1.0
+        return T**2 * likelihood.divergence(f / T, reference / T, valid)
 
 
 def _install(optimizer: Optimizer, surgeon: Surgeon) -> RemovableHandle | None:

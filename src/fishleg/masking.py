@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +61,27 @@ def keep_zeros(
     return optimizer.register_step_post_hook(enforce)
 
 
+def renewable_norms(model: nn.Module) -> list[_BatchNorm]:
+    """The BatchNorms whose statistics may be renewed: they track them, and nobody has frozen them."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    norms = [norm for norm in norms if norm.training or not model.training]
+    return [norm for norm in norms if norm.weight is None or norm.weight.requires_grad]
+
+
+@contextmanager
+def normalised_by_batch(model: nn.Module) -> Iterator[None]:
+    """Inside, those BatchNorms are in training mode, the rest of the model is as it was."""
+    norms = renewable_norms(model)
+    modes = [norm.training for norm in norms]
+    try:
+        for norm in norms:
+            norm.training = True
+        yield
+    finally:
+        for norm, mode in zip(norms, modes, strict=True):
+            norm.training = mode
+
+
 @torch.no_grad()
 def refresh_batchnorm(
     model: nn.Module, loader: Iterable[Any], batches: int = 20, forward: Forward = default_forward
@@ -70,9 +92,7 @@ def refresh_batchnorm(
     mode: a BatchNorm in eval mode there is frozen on purpose, and so is one whose parameters are. A batch of
     one example is left out where its channels have a single value. Every module's mode is restored.
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    norms = [norm for norm in norms if norm.training or not model.training]
-    norms = [norm for norm in norms if norm.weight is None or norm.weight.requires_grad]
+    norms = renewable_norms(model)
     if not norms or batches < 1:
         return 0
     device = next(norms[0].buffers()).device

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from fishleg.exchange import exchange
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.layers import Layer, find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
-from fishleg.masking import refresh_batchnorm
+from fishleg.masking import normalised_by_batch, refresh_batchnorm
 from fishleg.obs import (
     COMPENSATIONS,
     Compensation,
@@ -78,6 +79,9 @@ class SurgeonOptions:
     structure: Structure = DEFAULT_STRUCTURE
     scale: float | None = None  # Q₀ = scale · I; matters to the estimators `probe` and `trace` only
     batchnorm_batches: int = 20  # refresh of BatchNorm statistics after pruning; 0 = never
+    # F of the network that normalises by the batch, as it does once that is done; None: so for a learned Q,
+    # with the running statistics, as published, for the others
+    batch_statistics: bool | None = None
     measure_batches: int = 2  # batches on which the loss increase of each step is measured; 0 = never
     auxiliary: AuxiliaryOptions | None = None
 
@@ -106,6 +110,11 @@ class SurgeonOptions:
             raise ValueError(f"exchanges must be >= 0 and whole, got {self.exchanges}")
         if self.batchnorm_batches < 0:
             raise ValueError(f"batchnorm_batches must be >= 0, got {self.batchnorm_batches}")
+        if self.batch_statistics and (self.method == "exact" or not self.batchnorm_batches):
+            raise ValueError(
+                "batch_statistics=True needs batchnorm_batches >= 1, and a method other than exact, "
+                f"got {self.batchnorm_batches} and {self.method!r}"
+            )
         if self.measure_batches < 0:
             raise ValueError(f"measure_batches must be >= 0, got {self.measure_batches}")
         as_pattern(self.pattern)
@@ -235,20 +244,34 @@ class Surgeon:
             self.learning = self.new_learner()
             self.inverse, gamma = self.learning.inverse, self.learning.gamma
         else:
-            self.inverse, gamma = estimate(
-                o.method, self.model, self.loader, self.likelihood,
-                empirical=o.empirical, block_size=o.block_size, only=set(self.prunable), **self._estimation(),
-            )  # fmt: skip
+            with normalised_by_batch(self.model) if o.batch_statistics else nullcontext():
+                self.inverse, gamma = estimate(
+                    o.method, self.model, self.loader, self.likelihood, empirical=o.empirical,
+                    block_size=o.block_size, only=set(self.prunable),
+                    batch_statistics=bool(o.batch_statistics), **self._estimation(),
+                )  # fmt: skip
         if self.gamma is None and o.method != "magnitude":  # which has none: Q = I
             self.gamma = gamma
         return self.inverse
 
     def new_learner(self, *, untaught: bool = False) -> Auxiliary:
         """A Q learned at the model as it is now, and what can go on refining it."""
-        return learner(
-            self.model, self.loader, self.likelihood, callback=self.on_q, untaught=untaught,
-            **self._estimation(),
-        )  # fmt: skip
+        with normalised_by_batch(self.model):
+            return learner(
+                self.model, self.loader, self.likelihood, callback=self.on_q, untaught=untaught,
+                batch_statistics=self._learns_by_batch, **self._estimation(),
+            )  # fmt: skip
+
+    @property
+    def _learns_by_batch(self) -> bool:
+        """Whether a learned Q is that of the network with BatchNorm by the batch.
+
+        After a pruning the statistics of BatchNorm are renewed, and that undoes part of its harm: a filter
+        that has become shorter, for one, or a mean that has moved. With running statistics F charges
+        for that, too; by the batch it does not.
+        """
+        given = self.options.batch_statistics
+        return bool(self.options.batchnorm_batches) if given is None else given
 
     def _estimation(self) -> dict[str, Any]:
         o = self.options
@@ -269,13 +292,15 @@ class Surgeon:
         groups, refine_every = chosen.groups, chosen.refine_every
         steps = max(self.options.samples // (2 * groups), 1) if steps is None else steps
         self.learning.reconfigure(
-            sub_batch=None, groups=groups, refine_every=refine_every, eta_floor=0.05, batch_statistics=False
-        )
+            sub_batch=None, groups=groups, refine_every=refine_every, eta_floor=0.05,
+            batch_statistics=self._learns_by_batch and not chosen.vectorize,
+        )  # fmt: skip
         batches = sub_batches(self.loader, groups * self.options.sub_batch)
-        for _, batch in zip(range(steps), batches, strict=False):
-            stats = self.learning.try_step(batch)
-            if stats is not None and self.on_q is not None:
-                self.on_q(stats)
+        with normalised_by_batch(self.model):
+            for _, batch in zip(range(steps), batches, strict=False):
+                stats = self.learning.try_step(batch)
+                if stats is not None and self.on_q is not None:
+                    self.on_q(stats)
         return self.learning.inverse
 
     def prune(

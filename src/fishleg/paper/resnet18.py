@@ -245,6 +245,7 @@ def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any
             surgery = {**paper, **surgery} if scorer == "magnitude" else {**surgery, **paper}
     if config.preset == "paper":
         tuning["lr_schedule"] = "constant"
+    surgery = {**surgery, "batch_statistics": False}  # running statistics for all arms alike
     return surgery, {"epochs": config.epochs, **tuning}
 
 

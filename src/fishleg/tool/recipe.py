@@ -124,10 +124,14 @@ class Recipe:
     step_damping: float = _option(
         "tuning", 10.0, "FishLeg's damping, likewise, in multiples of gamma.", rule=">= 1"
     )
+    regain: float = _option(
+        "tuning", 0.0, "Train as if this much loss could be regained at least.", rule="[0, 1)"
+    )
     update_every: int = _option("tuning", 10, "Training steps per step of Q's learning.", rule=">= 1")
     refine: int = _option("tuning", 24, "Steps of Q's learning before each pruning step.", rule=">= 0")
     cuts: int = _option("tuning", 3, "Cuts per pruning step, Q refined between them.", rule=">= 1")
     distill: bool = _option("tuning", False, "Train towards the dense model's outputs; needs no labels.")
+    temperature: float = _option("tuning", 2.0, "At which these are compared, if logits.", rule="> 0")
 
     out: str = _option("run", "fishleg-run", "Directory for everything the run writes.")
     seed: int = _option("run", 0, "Seed of everything random.", rule="[0, 4294967296)")
