@@ -5,9 +5,10 @@ import torch
 from oracles import categorical_fisher
 from torch import Tensor, nn
 
-from fishleg.auxiliary import Auxiliary
+from fishleg.baselines import estimate
 from fishleg.fisher import sample_h
 from fishleg.likelihoods import Categorical
+from fishleg.loop import FineTuning, Gradual
 from fishleg.masking import normalised_by_batch, renewable_norms
 from fishleg.surgeon import Surgeon, SurgeonOptions
 from fishleg.warmstart import AuxiliaryOptions
@@ -114,10 +115,11 @@ def test_frozen_norms_keep_their_statistics() -> None:
     assert renewable_norms(model) == []
 
 
-def test_batches_of_one_example_have_no_statistics() -> None:
+@pytest.mark.parametrize("method", ["fishleg", "obert", "ekfac"])
+def test_batches_of_one_example_have_no_statistics(method: str) -> None:
     """BatchNorm cannot normalise one example by itself: Q is then that of the running statistics."""
-    surgeon = Surgeon(network(), batches(1), include=["0.weight"], **FULL)
-    q = surgeon.estimate()
+    options = {"include": ["0.weight"], "method": method, "batch_statistics": True, **FULL, "samples": 16}
+    q = Surgeon(network(), batches(1), **options).estimate()
     assert bool(q.operator("0").diag().isfinite().all())
 
 
@@ -139,4 +141,54 @@ def test_errors() -> None:
     for wrong in ({"batchnorm_batches": 0}, {"method": "exact"}):
         with pytest.raises(ValueError, match=r"batch_statistics=True needs batchnorm_batches >= 1"):
             SurgeonOptions(batch_statistics=True, **wrong)
-    assert isinstance(Surgeon(network(), batches(), batchnorm_batches=0, **FULL).new_learner(), Auxiliary)
+    with pytest.raises(ValueError, match=r"exclude each other"):
+        SurgeonOptions(batch_statistics=True, auxiliary=AuxiliaryOptions(vectorize=True))
+    with pytest.raises(ValueError, match=r"a method other than exact"):
+        estimate("exact", network(), batches(), batch_statistics=True)
+
+
+def test_without_a_refresh_q_is_that_of_the_running_statistics() -> None:
+    for batches_to_refresh in (0, 20):
+        surgeon = Surgeon(network(), batches(), batchnorm_batches=batches_to_refresh, **FULL)
+        assert surgeon.new_learner().options.batch_statistics == bool(batches_to_refresh)
+
+
+def test_a_step_that_fails_leaves_the_statistics_alone() -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    broken = [torch.full_like(x, torch.nan) for x in batches()]
+    with pytest.raises(ValueError, match="not finite"):
+        Surgeon(model, broken, include=["0.weight"], **FULL).estimate()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model[1].track_running_stats
+
+
+def test_norms_that_are_frozen_in_training_stay_so_for_the_first_q() -> None:
+    """Gradual's first look at a model in training mode, one BatchNorm of which is in evaluation mode."""
+    found = []
+    for frozen in (True, False):
+        model = network()
+        model.train()
+        model[1].training = not frozen
+        data = [(x, torch.arange(64) % 3) for x in batches()]
+        run = Gradual(
+            Surgeon(model, data, include=["0.weight"], gamma=1e-3, **FULL), None, FineTuning(steps=1)
+        )
+        found.append(run.look().operator("0").diag())
+    plain = Surgeon(network(), data, include=["0.weight"], gamma=1e-3, batch_statistics=False, **FULL)
+    torch.testing.assert_close(found[0], plain.estimate().operator("0").diag())
+    assert not torch.allclose(found[0], found[1], rtol=0.05)
+
+
+def test_without_batchnorm_every_example_may_be_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def spy(*_: object, groups: int, **__: object) -> dict[str, Tensor]:
+        asked.append(groups)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fishleg.auxiliary.sample_h", spy)
+    surgeon = Surgeon(nn.Sequential(nn.Linear(5, 3)).double(), batches(4), **FULL)
+    with pytest.raises(KeyboardInterrupt):
+        surgeon.estimate()
+    assert asked == [4]

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -505,6 +506,12 @@ def test_the_pace_follows_the_loss_that_can_be_regained(model: DigitsNet) -> Non
     assert found == pytest.approx((0.1 * 1.4 * 0.04**2 / 0.44, 50))
     run._floor = None  # as for a likelihood that has no least value
     assert run._pace(0.1) == pytest.approx((0.1 * 1.4 * 0.1**2 / 0.5, 50))
+    run.tuning = replace(run.tuning, regain=0.4)
+    assert run._pace(0.1) == pytest.approx((0.1 * 1.4 * 0.4**2 / 0.8, 5 / 0.4))
+    with pytest.raises(ValueError, match=r"regain must be in \[0, 1\), got 1"):
+        FineTuning(regain=1)
+    with pytest.raises(ValueError, match=r"temperature must be > 0 and finite, got 0"):
+        FineTuning(temperature=0)
 
 
 def test_the_loss_of_the_given_model_is_measured_on_the_first_batches(model: DigitsNet) -> None:

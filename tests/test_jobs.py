@@ -1,6 +1,7 @@
 """Several processes at one experiment: each unit is done once, whatever becomes of the others."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -77,7 +78,6 @@ def test_two_processes_share_the_units_and_do_each_once(tmp_path: Path) -> None:
         assert worker.returncode == 0
     done = [line.rsplit(" ", 1) for line in log.read_text().splitlines()]
     assert sorted(key for key, _ in done) == sorted(["dense", *(f"arm {i}" for i in range(6))])
-    assert {name for _, name in done} == {"A", "B"}
     assert len(json.loads(path.read_text())["units"]) == 7
 
 
@@ -104,14 +104,14 @@ def test_the_time_left_counts_what_others_have_done(tmp_path: Path) -> None:
 
     units = [Unit("a", half_done, needs=()), *(Unit(key, lambda _: None, needs=()) for key in "bc")]
     run_units(path, {}, units, told.append)
-    assert told[0].startswith("[1/3] a: 0.2")
-    assert "about 0.1" in told[0]  # 0.2 s for two of three
+    taken, left = (float(found) for found in re.findall(r"([\d.]+) s", told[0]))
+    assert left == pytest.approx(taken / 2, rel=0.01)  # so much for two of three, one is left
     assert len(told) == 2
 
 
 def test_a_worker_that_fails_is_told() -> None:
-    with pytest.raises(ValueError, match="exit code 2; what is done is kept"):
-        run_workers(["no-such-command"], 2)
+    assert run_workers(["no-such-command"], 2) == 2
+    assert run_workers(["--version"], 1) == 0
 
 
 def test_an_interruption_ends_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:

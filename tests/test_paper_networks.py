@@ -209,6 +209,8 @@ def test_a_configuration_may_extend_one_of_the_package(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text('extends = "tiny-imagenet"\nwidth = 24')
     assert configs.load(str(path)) == replace(configs.load("tiny-imagenet"), width=24)
+    path.write_text('extends = "cifar10-preset"\nwidth = 24')  # which extends another one itself
+    assert configs.load(str(path)) == replace(configs.load("cifar10-preset"), width=24)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch, slice_batch
-from fishleg.fisher import AllIgnoredError, fisher_product, mean_diagonal, sample_h, sampled_product
+from fishleg.fisher import (
+    AllIgnoredError,
+    can_use_batch_statistics,
+    fisher_product,
+    mean_diagonal,
+    sample_h,
+    sampled_product,
+)
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.operators import Kronecker
@@ -230,7 +237,7 @@ class Auxiliary:
 
     def _samples(self, batch: Any) -> dict[str, Tensor]:
         size = batch_size(batch)
-        by_batch = self.options.batch_statistics and size > 1  # one example has no statistics
+        by_batch = self.options.batch_statistics and can_use_batch_statistics(self.model, batch)
         return sample_h(
             self.model,
             batch,

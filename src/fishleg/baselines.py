@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch, slice_batch, targets_of
-from fishleg.fisher import fisher_product, frozen_statistics, mean_diagonal, sample_h, trainable
+from fishleg.fisher import (
+    can_use_batch_statistics,
+    fisher_product,
+    frozen_statistics,
+    mean_diagonal,
+    sample_h,
+    trainable,
+)
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.kfac import kfac_factors
 from fishleg.layers import Layer, find_layers
@@ -61,6 +68,8 @@ def estimate(
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     if samples < 1 or sub_batch < 1:
         raise ValueError(f"samples and sub_batch must be >= 1, got {samples} and {sub_batch}")
+    if batch_statistics and method == "exact":
+        raise ValueError("batch_statistics=True needs a method other than exact")
     if gamma is not None and not gamma > 0:
         raise ValueError(f"gamma must be > 0, got {gamma}")
     if empirical and method not in EMPIRICAL:
@@ -84,15 +93,18 @@ def estimate(
         device = next(model.parameters()).device
         return (move_batch(part, device) for part in islice(sub_batches(loader, sub_batch), count))
 
+    def by_batch(part: Any) -> bool:
+        return batch_statistics and can_use_batch_statistics(model, part)
+
     def draw(count: int, layers: list[Layer] = layers) -> Iterator[dict[str, Tensor]]:
         """`count` vectors h, one at a time, packed by layer."""
         for part in pieces(count):
             if empirical:
-                h = _empirical_h(model, part, likelihood, forward, batch_statistics)
+                h = _empirical_h(model, part, likelihood, forward, by_batch(part))
             else:
                 h = sample_h(
                     model, part, likelihood, generator=generator, forward=forward,
-                    batch_statistics=batch_statistics,
+                    batch_statistics=by_batch(part),
                 )  # fmt: skip
             yield {layer.name: layer.pack(h)[0] for layer in layers}
 
@@ -182,7 +194,8 @@ def learner(
     groups = 4 if options is None else options.groups
     steps = max(samples // groups, 4)
     options = options or AuxiliaryOptions(groups=groups, warm_start=max(steps // 2, 2))
-    options = replace(options, batch_statistics=batch_statistics and not options.vectorize)
+    by_batch = options.batch_statistics or (batch_statistics and not options.vectorize)
+    options = replace(options, batch_statistics=by_batch)
     auxiliary = Auxiliary(
         model, inverse, likelihood, gamma=gamma, relative_damping=relative_damping,
         options=options, forward=forward, generator=generator,

@@ -1,8 +1,8 @@
 """The true Fisher matrix F of a model: vectors h with E[hhᵀ] = F, and products F·v.
 
 F = mean over units of Jᵀ Λ J, J = ∂f/∂w and Λ the Fisher matrix of p(y|f): labels come from the model,
-never from the data. Everything here runs with normalisation statistics and dropout frozen (eval mode),
-so that F belongs to one fixed function and no buffer of the model is touched.
+never from the data. Everything here runs in eval mode (on request with BatchNorm by the batch), so that F
+belongs to one fixed function, and no buffer of the model is touched.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ def frozen_statistics(model: nn.Module, *, batch_statistics: bool = False) -> It
     """
     modes = {module: module.training for module in model.modules()}
     norms = [m for m in modes if isinstance(m, _BatchNorm) and m.training] if batch_statistics else []
-    momenta = [norm.momentum for norm in norms]
-    counts = [norm.num_batches_tracked for norm in norms]
+    tracked = [norm.track_running_stats for norm in norms]
     try:
         model.eval()
         for module in modes:
             if isinstance(module, nn.RNNBase):
                 module.training = modes[module]
         for norm in norms:
-            norm.training, norm.momentum = True, 0.0
-            norm.num_batches_tracked = (
-                None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
-            )
+            norm.training, norm.track_running_stats = True, False  # no buffer is written, not even by NaN
         yield
     finally:
         for module, mode in modes.items():
             module.training = mode
-        for norm, momentum, count in zip(norms, momenta, counts, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count
+        for norm, track in zip(norms, tracked, strict=True):
+            norm.track_running_stats = track
+
+
+def can_use_batch_statistics(model: nn.Module, batch: Any) -> bool:
+    """Whether a BatchNorm would use them, and has them: a single example has none."""
+    norms = (m for m in model.modules() if isinstance(m, _BatchNorm) and m.training)
+    return batch_size(batch) > 1 and any(norms)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fishleg.batches import Forward, default_forward, targets_of
-from fishleg.fisher import frozen_statistics
+from fishleg.fisher import can_use_batch_statistics, frozen_statistics
 from fishleg.layers import Layer
 from fishleg.likelihoods import Likelihood
 
@@ -48,8 +48,9 @@ def kfac_factors(
     totals: dict[str, list[Tensor]] = {}
     count = 0
     try:
-        with frozen_statistics(model, batch_statistics=batch_statistics), torch.enable_grad():
-            for batch in batches:
+        for batch in batches:
+            by_batch = batch_statistics and can_use_batch_statistics(model, batch)
+            with frozen_statistics(model, batch_statistics=by_batch), torch.enable_grad():
                 count += 1
                 f = forward(model, batch)
                 likelihood.check(f, targets_of(batch))

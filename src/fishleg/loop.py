@@ -269,7 +269,6 @@ class Gradual:
         if self.optimizer is not None:
             self._restore_modes()
             return surgeon.refine(self.tuning.refine)
-        surgeon.model.eval()
         inverse = surgeon.inverse or surgeon.estimate()
         self.learning = surgeon.learning
         self.optimizer = self._make_optimizer()

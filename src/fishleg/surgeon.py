@@ -115,6 +115,8 @@ class SurgeonOptions:
                 "batch_statistics=True needs batchnorm_batches >= 1, and a method other than exact, "
                 f"got {self.batchnorm_batches} and {self.method!r}"
             )
+        if self.batch_statistics and self.auxiliary is not None and self.auxiliary.vectorize:
+            raise ValueError("batch_statistics=True and AuxiliaryOptions(vectorize=True) exclude each other")
         if self.measure_batches < 0:
             raise ValueError(f"measure_batches must be >= 0, got {self.measure_batches}")
         as_pattern(self.pattern)

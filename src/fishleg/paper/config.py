@@ -118,10 +118,10 @@ def names() -> list[str]:
 
 def load(name: str, **changes: Any) -> Config:
     """The configuration of that name, or in that file, with changes."""
-    values = _values(name)
-    if "extends" in values:  # one of the package's, which extends none
-        base = values.pop("extends")
-        if base not in names():
+    values, base = _values(name), None
+    while "extends" in values:
+        seen, base = base, values.pop("extends")
+        if base not in names() or base == seen:
             raise ValueError(f"{name}: extends must be one of {', '.join(names())}, got {base!r}")
         values = {**_values(base), **values}
     known = {field.name for field in fields(Config)}

@@ -64,9 +64,9 @@ def run_units(
         while pending := [unit for unit in units if unit.key not in done]:
             start = time.perf_counter()
             unit = _claim(claims, pending, done, units)
-            result = _read(path, settings).get(unit.key)
-            if others := result is not None:
-                done[unit.key] = result
+            found = _read(path, settings)
+            if others := unit.key in found:
+                done[unit.key] = found[unit.key]
             else:
                 done[unit.key] = plain(unit.compute(done))
                 with claims.writing():  # units of other arms or seeds stay, and those of other processes
@@ -99,11 +99,11 @@ def _claim(claims: Claims, pending: Sequence[Unit], done: Results, units: Sequen
         return all(key in done for key in needed)
 
     candidates = [unit for unit in pending if ready(unit)]
-    for unit in candidates:
-        if claims.take(unit.key):
-            return unit
-    claims.take(candidates[0].key, wait=True)
-    return candidates[0]
+    while True:
+        for unit in candidates:
+            if claims.take(unit.key):
+                return unit
+        time.sleep(0.2)
 
 
 def finish(path: Path, settings: Mapping[str, Any], units: Results, summary: Mapping[str, Any]) -> Results:

@@ -159,9 +159,16 @@ class Dense:
         return {"curve": list(state["curve"]), "weights": _digest(state["model"])}
 
     def _trained(self) -> dict[str, Any]:
-        config, state = self.config, _read_dense(self.path, self.config.device)
-        if state is not None and len(state["curve"]) == config.dense_epochs:
+        """From the file if it is there; two processes, of other experiments maybe, do not both train it."""
+        state = _read_dense(self.path, self.config.device)
+        if state is not None and len(state["curve"]) == self.config.dense_epochs:
             return state
+        with Claims(self.path) as claims:
+            claims.take("dense", wait=True)
+            return self._train(_read_dense(self.path, self.config.device))
+
+    def _train(self, state: dict[str, Any] | None) -> dict[str, Any]:
+        config = self.config
         model = new_model(config, self.examples.classes)
         batches = self.examples.batches(config, seed=1000)
         optimizer = torch.optim.Adam(model.parameters(), lr=config.dense_lr)
@@ -398,7 +405,11 @@ class Experiment:
             dense()  # what is wrong with the data is told once
             given = {"--data": data, "--device": device, "--config": None if smoke else config}
             flags = [str(word) for flag in given.items() if flag[1] for word in flag]
-            run_workers(["reproduce", self.name, "--out", str(out), *flags, *["--smoke"] * smoke], jobs)
+            code = run_workers(
+                ["reproduce", self.name, "--out", str(out), *flags, *["--smoke"] * smoke], jobs
+            )
+            if code and missing(path, settings, work):
+                raise ValueError(f"a worker ended with exit code {code}; what is done is kept")
         results = run_units(path, settings, work, progress, needs=dense)
         with Claims(path) as claims, claims.writing():  # every worker comes here
             record = finish(path, settings, results, self.summary(chosen, results))
