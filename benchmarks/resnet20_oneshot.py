@@ -21,8 +21,7 @@ from fishleg.workloads.data import Batches, cifar10
 
 SPARSITIES = (0.7, 0.8, 0.9, 0.95)
 # steps shrink as the quadratic model gets worse
-STAGES = (0.5, 0.7, 0.76, 0.8, 0.84, 0.87, 0.9)
-STAGES += tuple(round(1 - 0.1 * 0.5 ** (k / 8), 4) for k in range(1, 9))
+STAGES = (0.5, 0.7, 0.8, 0.86, 0.9, 0.92, 0.936, 0.95)
 SEEDS = (0, 1)
 NAMES = {"fishleg": "FLS", "obert": "oBERT", "mfac": "M-FAC", "kfac": "KFAC", "ekfac": "EKFAC"}
 NO_EXCHANGES = "joint without exchanges"
