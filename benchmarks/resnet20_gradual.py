@@ -26,7 +26,7 @@ FISHLEG: dict[str, Any] = {"optimizer": "fishleg", "regain": 0.4}
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "FLS + FishLeg": ({}, FISHLEG),
-    "FLS without exchanges + SGD": ({"exchanges": 0, "batch_statistics": False}, SGD),
+    "FLS + SGD": ({}, SGD),
     "magnitude + SGD": ({"method": "magnitude", "compensation": "none"}, SGD),
     "M-FAC + SGD": ({"method": "mfac", "compensation": "sum"}, SGD),
     "oBERT + SGD": ({"method": "obert", "compensation": "sum"}, SGD),

@@ -380,6 +380,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"{PRUNE} --method fishleg2", "got 'fishleg2'; did you mean 'fishleg'?"),
         (f"{PRUNE} --mode gradul", "got 'gradul'; did you mean 'gradual'?"),
         (f"{PRUNE} --mode one-shot --stages 3", "mode 'one-shot' is a single stage, got stages = 3"),
+        (f"{PRUNE} --mode one-shot --schedule cubic", "is a single stage, got schedule = 'cubic'"),
         (f"{PRUNE} --optimizer adamw", "got 'adamw'; did you mean 'adam'?"),
         (f"{PRUNE} --likelihood gauss", "got 'gauss'"),
         (f"{PRUNE} --compensation all", "compensation must be one of joint"),

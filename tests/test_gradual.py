@@ -152,6 +152,34 @@ def test_q_is_refined_and_never_restarted(optimizer: str, model: DigitsNet, load
     assert [steps for _, _, steps in seen] == [4 + 6, 10 + 2, 12 + 3 + 6, 21 + 2]
 
 
+@pytest.mark.parametrize(("method", "ratio"), [("fishleg", 10.0), ("obert", 1.0)])
+@pytest.mark.parametrize("way", ["gradual", "attach"])
+def test_a_learned_q_of_a_model_at_rest_is_damped_less(method: str, ratio: float, way: str) -> None:
+    still = mlp()
+    moving, data, gammas = copy.deepcopy(still), examples(), []
+    for model in (still, moving):
+        surgeon = Surgeon(model, data, method=method, samples=8)
+        if model is moving and way == "gradual":
+            Gradual(surgeon, data, FineTuning(steps=1))
+        elif model is moving:
+            attach(surgeon, torch.optim.SGD(model.parameters(), lr=0.1), [0.5], every=1)
+        surgeon.estimate()
+        gammas.append(surgeon.gamma)
+    assert gammas[1] == pytest.approx(ratio * gammas[0])
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_damping_that_is_asked_for_holds_throughout(trains: bool) -> None:
+    data, gammas = examples(), []
+    model = mlp()
+    for damping in (0.3, 0.6):
+        surgeon = Surgeon(copy.deepcopy(model), data, relative_damping=damping, samples=8)
+        surgeon.trains = trains
+        surgeon.estimate()
+        gammas.append(surgeon.gamma)
+    assert gammas[1] == pytest.approx(2 * gammas[0])
+
+
 def test_methods_that_do_not_learn_estimate_afresh(model: DigitsNet, loader: Any) -> None:
     surgeon = Surgeon(model, loader, method="diagonal", **QUICK)
     seen: list[object] = []
@@ -478,13 +506,50 @@ def test_attach_can_be_removed(name: str) -> None:
     assert surgeon.sparsity == 0.3
 
 
-@pytest.mark.parametrize(("every", "start"), [(0, 0), (-1, 0), (1, -1)])
-def test_attach_with_wrong_numbers(every: int, start: int) -> None:
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("method", "start", "stop"), [("fishleg", 0, 4), ("fishleg", 2, 5), ("obert", 1, 1)])
+def test_attach_goes_on_after_a_restart(name: str, method: str, start: int, stop: int) -> None:
+    """Stopped at any step and loaded into new objects, it ends with the bits of an undisturbed run."""
+    data, given, schedule = examples(), mlp(), [0.25, 0.5, 0.75]
+
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, Surgeon]:
+        model = copy.deepcopy(given)
+        return model, MAKERS[name](model), Surgeon(model, data, method=method, **QUICK)
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
+        for i in range(first, last):
+            x, y = data[i % len(data)]
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    model, optimizer, surgeon = begin()
+    attach(surgeon, optimizer, schedule, every=3, start=start)
+    steps(model, optimizer, 0, 12)
+    undisturbed = state(model)
+
+    model, optimizer, surgeon = begin()
+    attach(surgeon, optimizer, schedule, every=3, start=start)
+    steps(model, optimizer, 0, stop)
+    saved = copy.deepcopy([model.state_dict(), optimizer.state_dict(), surgeon.state_dict()])
+    model, optimizer, surgeon = begin()
+    for part, values in zip((model, optimizer, surgeon), saved, strict=True):
+        part.load_state_dict(values)
+    if surgeon.history:
+        with pytest.raises(ValueError, match="after 0 steps 0 of 3 prunings should be done, and"):
+            attach(surgeon, optimizer, schedule, every=3, start=start)
+    attach(surgeon, optimizer, schedule, every=3, start=start, done=stop)
+    steps(model, optimizer, stop, 12)
+    assert [step.target for step in surgeon.history] == schedule
+    assert identical(state(model), undisturbed)
+
+
+@pytest.mark.parametrize(("every", "start", "done"), [(0, 0, 0), (-1, 0, 0), (1, -1, 0), (1, 0, -1)])
+def test_attach_with_wrong_numbers(every: int, start: int, done: int) -> None:
     model = mlp()
-    with pytest.raises(
-        ValueError, match=f"every must be >= 1 and start >= 0, got {every} and {start}"
-    ):  # fmt: skip
-        attach(Surgeon(model, examples()), MAKERS["sgd"](model), [0.5], every=every, start=start)
+    told = f"every must be >= 1, start and done >= 0, got {every}, {start} and {done}"
+    with pytest.raises(ValueError, match=told):
+        attach(Surgeon(model, examples()), MAKERS["sgd"](model), [0.5], every=every, start=start, done=done)
 
 
 def paced(model: DigitsNet, **options: Any) -> Gradual:

@@ -74,6 +74,9 @@ def with_nan() -> nn.Sequential:
         (lambda: Surgeon(mlp(), [], pattern="5:7"), "nothing to prune:\n(.|\n)*6 inputs are not a multiple"),
         (lambda: Surgeon(mlp(), [], options=SurgeonOptions(), floor=0.1), r"got both \(floor\)"),
         (lambda: Surgeon(mlp(), []).prune(0.5), "the loader is empty"),
+        (lambda: Surgeon(mlp(), []).prune(0.99), "cannot remove .* so at most 0.9844"),
+        (lambda: Surgeon(mlp(), [], pattern="rows").prune(0.95), "cannot remove .* so at most"),
+        (lambda: Surgeon(mlp(), [], pattern="block:2").check_targets([0.5, 0.99]), "cannot remove .*"),
         (
             lambda: Surgeon(with_nan(), [torch.rand(4, 6)], method="magnitude", measure_batches=0).prune(0.5),
             "saliency in '2.weight'",

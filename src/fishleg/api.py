@@ -102,11 +102,14 @@ def schedule_to(sparsity: object, limit: float, mode: str, stages: int | None, k
         sparsity = 0.9 if limit == 1 else limit
     if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 < sparsity < 1:
         raise ValueError(f"sparsity must be in (0, 1), for instance 0.9, got {sparsity!r}")
-    if stages is not None and mode == "one-shot":
-        raise ValueError(f"mode='one-shot' is a single stage, got stages={stages}")
+    if mode == "one-shot":
+        if stages not in (None, 1) or kind not in ("exponential", "one-shot"):
+            given = f"kind={kind!r}" if stages in (None, 1) else f"stages={stages}"
+            raise ValueError(f"mode='one-shot' is a single stage, got {given}")
+        return schedule("one-shot", sparsity, 1)
     if stages is None:
         stages = max(1, math.ceil(math.log(1 - sparsity) / math.log(_SHRINK) - 1e-9))
-    return schedule("one-shot" if mode == "one-shot" else kind, sparsity, stages)
+    return schedule(kind, sparsity, stages)
 
 
 def _to_stderr(line: str) -> None:

@@ -33,6 +33,9 @@ from fishleg.warmstart import AuxiliaryOptions
 
 METHODS = ("fishleg", "magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac", "exact")
 EMPIRICAL = ("magnitude", "diagonal", "obert", "mfac")  # magnitude needs no Fisher at all
+# γ over the mean diagonal of F: for all methods, and for a learned Q of a model that is not being trained
+# (benchmarks/damping.py compares)
+DAMPING, DAMPING_AT_REST = 0.1, 0.01
 
 
 def estimate(
@@ -42,7 +45,7 @@ def estimate(
     likelihood: Likelihood | str = "categorical",
     *,
     gamma: float | None = None,
-    relative_damping: float = 0.1,
+    relative_damping: float = DAMPING,
     samples: int = 256,
     sub_batch: int = 16,
     empirical: bool = False,
@@ -174,7 +177,7 @@ def learner(
     likelihood: Likelihood | str = "categorical",
     *,
     gamma: float | None = None,
-    relative_damping: float = 0.1,
+    relative_damping: float = DAMPING,
     samples: int = 256,
     sub_batch: int = 16,
     structure: Structure = DEFAULT_STRUCTURE,

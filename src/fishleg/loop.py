@@ -149,6 +149,7 @@ def attach(
     *,
     every: int,
     start: int = 0,
+    done: int = 0,
     on_prune: Callable[[PruneStep], None] | None = None,
 ) -> RemovableHandle:
     """Prune from within a training loop of your own, after the optimizer's steps.
@@ -156,11 +157,23 @@ def attach(
     `start` steps go by untouched, the next is followed by the first pruning, then every `every`-th. Zeros
     last after every step of the optimizer. FishLeg's own Q scores and compensates where the surgeon's method
     is "fishleg"; with another optimizer the surgeon refines a Q of its own.
+
+    To go on after a restart, load the states of model, surgeon and optimizer, and attach the same schedule
+    with the number of steps that were `done`.
     """
-    targets = surgeon.check_targets(sparsities)
-    if every < 1 or start < 0:
-        raise ValueError(f"every must be >= 1 and start >= 0, got {every} and {start}")
-    count = -start
+    if every < 1 or start < 0 or done < 0:
+        raise ValueError(f"every must be >= 1, start and done >= 0, got {every}, {start} and {done}")
+    reached = surgeon.history[-1].target if surgeon.history else 0.0
+    targets = [target for target in surgeon.check_targets(sparsities) if target > reached]
+    total = len(sparsities)
+    due = min(max(0, -(-(done - start) // every)), total)  # prunings that these steps should have brought
+    if total - len(targets) != due:
+        raise ValueError(
+            f"after {done} steps {due} of {total} prunings should be done, and "
+            f"the surgeon has reached {reached:g}: load its state_dict, or pass the number of steps as done"
+        )
+    surgeon.trains = True
+    count = done - start
 
     def after_step(optimizer: Optimizer, *_: Any) -> None:
         nonlocal count
@@ -194,6 +207,7 @@ class Gradual:
         self, surgeon: Surgeon, loader: Iterable[Any] | None = None, tuning: FineTuning | None = None
     ) -> None:
         self.surgeon, self.tuning = surgeon, tuning or FineTuning()
+        surgeon.trains = True
         self.loader = surgeon.loader if loader is None else loader
         check_loader(self.loader, "the training loader")
         self.steps = self.tuning.steps_for(self.loader)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.auxiliary import Auxiliary, AuxStats
-from fishleg.baselines import METHODS, estimate, learner, sub_batches
+from fishleg.baselines import DAMPING, DAMPING_AT_REST, METHODS, estimate, learner, sub_batches
 from fishleg.batches import Forward, check_loader, cycle, default_forward
 from fishleg.exchange import exchange
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
@@ -71,7 +71,7 @@ class SurgeonOptions:
     exchange_across_layers: bool = True  # False: every layer keeps the number of weights that scores gave it
     floor: float = 0.2  # each weight keeps at least this share of the mean density: no layer is emptied
     gamma: float | None = None  # damping; None = relative_damping × mean diag(F)
-    relative_damping: float = 0.1
+    relative_damping: float | None = None  # None: 0.01 for a learned Q of a model at rest, else 0.1
     samples: int = 256  # gradients per estimate of Q
     sub_batch: int = 16  # examples per gradient
     empirical: bool = False
@@ -96,7 +96,7 @@ class SurgeonOptions:
             raise ValueError(f"floor must be in [0, 1), got {self.floor}")
         if self.gamma is not None and not self.gamma > 0:
             raise ValueError(f"gamma must be > 0, got {self.gamma}")
-        if not self.relative_damping > 0:
+        if self.relative_damping is not None and not self.relative_damping > 0:
             raise ValueError(f"relative_damping must be > 0, got {self.relative_damping}")
         for name in ("include", "exclude"):
             if isinstance(getattr(self, name), str):
@@ -154,6 +154,7 @@ class Surgeon:
         self.inverse: InverseFisher | None = None
         self.learning: Auxiliary | None = None  # what goes on refining the inverse, where it is learned
         self.gamma = self.options.gamma
+        self.trains = False  # whether the model is trained between prunings
         self.layers = {layer.weight: layer for layer in find_layers(model) if layer.is_matrix}
         self.reasons = self._choose()
         self.prunable = [name for name, reason in self.reasons.items() if reason is None]
@@ -222,13 +223,23 @@ class Surgeon:
         return sum(int((~mask).sum()) for mask in kept) / total
 
     def check_targets(self, sparsities: Sequence[float]) -> list[float]:
-        """A schedule as a list; an error where it does not rise, or goes further than the pattern can."""
+        """A schedule as a list; an error where it does not rise, or pattern and floor forbid its end."""
         targets = check_sparsities(list(sparsities))
         if targets[-1] > self.pattern.limit:
             raise ValueError(
                 f"the pattern allows a sparsity of {self.pattern.limit} at most, got {targets[-1]}"
             )
+        if not self.history:  # any scores will do to see whether it can be done
+            scores = {name: torch.zeros(self._score_shape(name)) for name in self.prunable}
+            self.pattern.select(scores, targets[-1], self.options.floor * (1 - targets[-1]))
         return targets
+
+    def _score_shape(self, name: str) -> tuple[int, ...]:
+        """The shape that the pattern selects on."""
+        weight = self._weight(name)
+        if self.pattern.whole_rows:
+            return (len(weight),)
+        return (weight.numel() // self.pattern.group_size,) if self.pattern.group_size else weight.shape
 
     def _rounds_to(self, sparsity: float) -> bool:
         """Whether it asks for as many weights (rows) as are removed: of few, two stages may be alike."""
@@ -275,10 +286,18 @@ class Surgeon:
         given = self.options.batch_statistics
         return bool(self.options.batchnorm_batches) if given is None else given
 
+    @property
+    def _relative_damping(self) -> float:
+        """As asked for, or else what suits: a Q that follows a model in training is noisier than one that
+        has it at rest, and the other methods are noisier still."""
+        if self.options.relative_damping is not None:
+            return self.options.relative_damping
+        return DAMPING_AT_REST if self.options.method == "fishleg" and not self.trains else DAMPING
+
     def _estimation(self) -> dict[str, Any]:
         o = self.options
         return {
-            "gamma": self.gamma, "relative_damping": o.relative_damping, "samples": o.samples,
+            "gamma": self.gamma, "relative_damping": self._relative_damping, "samples": o.samples,
             "sub_batch": o.sub_batch, "structure": o.structure, "options": o.auxiliary, "scale": o.scale,
             "forward": self.forward, "generator": self.generator,
         }  # fmt: skip

@@ -97,8 +97,11 @@ class Recipe:
     gamma: float | None = _option(
         "method", None, "Damping; default: relative_damping x mean diagonal of F.", rule="> 0"
     )
-    relative_damping: float = _option(
-        "method", 0.1, "Damping relative to the Fisher's mean diagonal.", rule="> 0"
+    relative_damping: float | None = _option(
+        "method",
+        None,
+        "Damping relative to the Fisher's mean diagonal; default: 0.01 for FLS without training, else 0.1.",
+        rule="> 0",
     )
     samples: int = _option("method", 256, "Gradients per estimate of Q.", rule=">= 1")
     sub_batch: int = _option("method", 16, "Examples per gradient.", rule=">= 1")
@@ -157,6 +160,8 @@ class Recipe:
             raise RecipeError("sparsities is a schedule of stages: leave out mode = 'one-shot'")
         if self.mode == "one-shot" and self.stages not in (None, 1):
             raise RecipeError(f"mode 'one-shot' is a single stage, got stages = {self.stages}")
+        if self.mode == "one-shot" and self.schedule not in ("exponential", "one-shot"):
+            raise RecipeError(f"mode 'one-shot' is a single stage, got schedule = {self.schedule!r}")
         if self.mode != "gradual":
             tuning = [n for n, f in FIELDS.items() if f.metadata["section"] == "tuning"]
             unused = [n for n in ("train_data", *tuning) if getattr(self, n) != FIELDS[n].default]
