@@ -21,7 +21,7 @@ from torch import Tensor
 from fishleg import AuxiliaryOptions, Gaussian, PruneStep, Surgeon
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
-STAGES = (0.5, 0.7, 0.8, 0.9)
+STAGES = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 SEEDS = (0, 1)
 METHODS: dict[str, dict[str, Any]] = {
     "magnitude, per layer": {"method": "magnitude", "compensation": "none", "pattern": "layer"},
@@ -29,15 +29,18 @@ METHODS: dict[str, dict[str, Any]] = {
     "diagonal": {"method": "diagonal"},
     "oBERT": {"method": "obert"},
     "KFAC": {"method": "kfac"},
-    "FLS, without exchanges": {"exchanges": 0},
+    "FLS, more damping, without exchanges": {"relative_damping": 0.1, "exchanges": 0},
+    "FLS, more damping": {"relative_damping": 0.1},
     "FLS": {},
 }
-STAGED: dict[str, dict[str, Any]] = {"FLS, staged": {}}
-# the two that are closest at 50 % have two seeds
+STAGED: dict[str, dict[str, Any]] = {
+    "FLS, more damping, without exchanges, staged": {"relative_damping": 0.1, "exchanges": 0}
+}
+# those that are closest at 50 % have two seeds
 UNITS: list[Unit] = [
     {"method": method, "seed": seed}
     for method in (*METHODS, *STAGED)
-    for seed in (SEEDS if method in ("oBERT", "FLS") else SEEDS[:1])
+    for seed in (SEEDS if method in ("oBERT", "FLS", "FLS, more damping") else SEEDS[:1])
 ]
 # The bases of 1536 × 1537 matrices are dear to refine: each layer takes its turn at every eighth step.
 LEARNING = AuxiliaryOptions(groups=4, warm_start=32, refine_every=8)
@@ -88,13 +91,13 @@ def table(results: list[dict[str, Any]], dense: float) -> str:
     grid = (*SPARSITIES, 0.9)
     lines = [
         f"dense {dense:.4f}",
-        f"{'method':<28}" + "".join(f"{s:>9.0%}" for s in grid) + "    CPU s    MiB",
+        f"{'method':<46}" + "".join(f"{s:>9.0%}" for s in grid) + "    CPU s    MiB",
     ]
     for r in results:
         found = {row["sparsity"]: row["spearman"] for row in r["rows"]}
         cells = "".join(f"{found[s]:>9.4f}" if s in found else f"{'-':>9}" for s in grid)
         lines.append(
-            f"{r['method'] + ', ' + str(r['seed']):<28}{cells}{r['cpu_seconds']:>9.0f}{r['peak_mib']:>7}"
+            f"{r['method'] + ', ' + str(r['seed']):<46}{cells}{r['cpu_seconds']:>9.0f}{r['peak_mib']:>7}"
         )
     return "\n".join(lines)
 

@@ -74,7 +74,7 @@ def run(unit: Unit) -> dict[str, Any]:
                 rows.append(_row(step, surgeon))
         runs[STAGED[unit["method"]]] = rows
     else:
-        surgeon = make_surgeon(unit["method"], unit["seed"], "none")
+        surgeon = make_surgeon(unit["method"], unit["seed"], ONE_SHOT[unit["method"]][-1])
         defaults = surgeon.options
         dense = {name: value.clone() for name, value in surgeon.model.state_dict().items()}
         with watch:

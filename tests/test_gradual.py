@@ -152,13 +152,25 @@ def test_q_is_refined_and_never_restarted(optimizer: str, model: DigitsNet, load
     assert [steps for _, _, steps in seen] == [4 + 6, 10 + 2, 12 + 3 + 6, 21 + 2]
 
 
-@pytest.mark.parametrize(("method", "ratio"), [("fishleg", 10.0), ("obert", 1.0)])
+@pytest.mark.parametrize(
+    ("options", "ratio"),
+    [
+        ({}, 10.0),
+        ({"pattern": "2:4", "include": ["2"]}, 10.0),
+        ({"exchanges": 0}, 1.0),
+        ({"compensation": "sum"}, 1.0),
+        ({"pattern": "rows"}, 1.0),
+        ({"method": "obert"}, 1.0),
+    ],
+)
 @pytest.mark.parametrize("way", ["gradual", "attach"])
-def test_a_learned_q_of_a_model_at_rest_is_damped_less(method: str, ratio: float, way: str) -> None:
+def test_exchanges_in_a_model_at_rest_go_with_less_damping(
+    options: dict[str, Any], ratio: float, way: str
+) -> None:
     still = mlp()
     moving, data, gammas = copy.deepcopy(still), examples(), []
     for model in (still, moving):
-        surgeon = Surgeon(model, data, method=method, samples=8)
+        surgeon = Surgeon(model, data, samples=8, **options)
         if model is moving and way == "gradual":
             Gradual(surgeon, data, FineTuning(steps=1))
         elif model is moving:

@@ -33,9 +33,9 @@ from fishleg.warmstart import AuxiliaryOptions
 
 METHODS = ("fishleg", "magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac", "exact")
 EMPIRICAL = ("magnitude", "diagonal", "obert", "mfac")  # magnitude needs no Fisher at all
-# γ over the mean diagonal of F: for all methods, and for a learned Q of a model that is not being trained
+# γ over the mean diagonal of F, in general, and for a learned Q with exchanges and without training
 # (benchmarks/damping.py compares)
-DAMPING, DAMPING_AT_REST = 0.1, 0.01
+DAMPING, EXCHANGE_DAMPING = 0.1, 0.01
 
 
 def estimate(

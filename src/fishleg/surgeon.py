@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.auxiliary import Auxiliary, AuxStats
-from fishleg.baselines import DAMPING, DAMPING_AT_REST, METHODS, estimate, learner, sub_batches
+from fishleg.baselines import DAMPING, EXCHANGE_DAMPING, METHODS, estimate, learner, sub_batches
 from fishleg.batches import Forward, check_loader, cycle, default_forward
 from fishleg.exchange import exchange
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
@@ -71,7 +71,7 @@ class SurgeonOptions:
     exchange_across_layers: bool = True  # False: every layer keeps the number of weights that scores gave it
     floor: float = 0.2  # each weight keeps at least this share of the mean density: no layer is emptied
     gamma: float | None = None  # damping; None = relative_damping × mean diag(F)
-    relative_damping: float | None = None  # None: 0.01 for a learned Q of a model at rest, else 0.1
+    relative_damping: float | None = None  # None: 0.01 with exchanges in a model at rest, else 0.1
     samples: int = 256  # gradients per estimate of Q
     sub_batch: int = 16  # examples per gradient
     empirical: bool = False
@@ -288,11 +288,14 @@ class Surgeon:
 
     @property
     def _relative_damping(self) -> float:
-        """As asked for, or else what suits: a Q that follows a model in training is noisier than one that
-        has it at rest, and the other methods are noisier still."""
+        """As asked for, or else what suits.
+
+        Exchanges are guided by all that Q knows, and damping blurs it; single scores are better with more.
+        So is a Q that follows a model in training: it is noisier than one that has it at rest.
+        """
         if self.options.relative_damping is not None:
             return self.options.relative_damping
-        return DAMPING_AT_REST if self.options.method == "fishleg" and not self.trains else DAMPING
+        return EXCHANGE_DAMPING if self._exchanges and not self.trains else DAMPING
 
     def _estimation(self) -> dict[str, Any]:
         o = self.options
@@ -442,6 +445,12 @@ class Surgeon:
             return mask.unsqueeze(-1).expand(-1, self.pattern.group_size).reshape(weight.shape)
         return mask
 
+    @property
+    def _exchanges(self) -> bool:
+        o, pattern = self.options, self.pattern
+        alone = not (pattern.group_size or pattern.whole_rows)  # weights are scored one by one
+        return bool(o.exchanges) and o.method == "fishleg" and o.compensation == "joint" and alone
+
     @torch.no_grad()
     def exchange(self, q: InverseFisher, masks: Masks) -> Masks:
         """As many weights, better chosen: their joint loss increase, as Q predicts it, is lower.
@@ -452,9 +461,7 @@ class Surgeon:
         No weight that is zero already comes back, whether an earlier step removed it or somebody else.
         """
         o, pattern = self.options, self.pattern
-        if not o.exchanges or o.method != "fishleg" or o.compensation != "joint":
-            return masks
-        if pattern.group_size or pattern.whole_rows:
+        if not self._exchanges:
             return masks
         if any(q.mask(self.layers[name].name) is not None for name in masks):
             return masks  # a restricted Q knows nothing of what is removed

@@ -100,7 +100,7 @@ class Recipe:
     relative_damping: float | None = _option(
         "method",
         None,
-        "Damping relative to the Fisher's mean diagonal; default: 0.01 for FLS without training, else 0.1.",
+        "Damping relative to the Fisher's mean diagonal; default: 0.01 with exchanges, untrained; else 0.1.",
         rule="> 0",
     )
     samples: int = _option("method", 256, "Gradients per estimate of Q.", rule=">= 1")
