@@ -138,10 +138,12 @@ def table(results: list[dict[str, Any]], dense: float) -> str:
 
 
 def plot(results: list[dict[str, Any]], dense: float) -> None:
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axis = figure.subplots()
+    axis.set_prop_cycle(color=[colormaps["tab20"](i) for i in range(20)])  # more lines than default colours
     for name, curve in curves(results).items():
         style = {"linewidth": 2.5} if name.startswith("FLS, joint") else {"linestyle": "--"}
         values = [mean(v) for v in curve.values()]
