@@ -139,10 +139,19 @@ def read_pairs(split: str) -> list[tuple[str, str, float]]:
 
 def spearman(model: nn.Module, split: str = "test") -> float:
     """Rank correlation of cosine similarity with the human judgements, over all pairs of the split."""
+    return rank_correlation(*similarities(model, split))
+
+
+def similarities(model: nn.Module, split: str) -> tuple[Tensor, Tensor]:
+    """Cosine similarity and human judgement of every pair of the split."""
     pairs = read_pairs(split)
     first, second = (Sentences([pair[side] for pair in pairs], 64).embed(model) for side in (0, 1))
-    ranks = [_ranks((first * second).sum(-1)), _ranks(torch.tensor([score for _, _, score in pairs]))]
-    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+    return (first * second).sum(-1), torch.tensor([score for _, _, score in pairs])
+
+
+def rank_correlation(x: Tensor, y: Tensor) -> float:
+    """Spearman's."""
+    return float(torch.corrcoef(torch.stack([_ranks(x), _ranks(y)]))[0, 1])
 
 
 def _ranks(values: Tensor) -> Tensor:

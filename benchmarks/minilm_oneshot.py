@@ -36,11 +36,11 @@ METHODS: dict[str, dict[str, Any]] = {
 STAGED: dict[str, dict[str, Any]] = {
     "FLS, more damping, without exchanges, staged": {"relative_damping": 0.1, "exchanges": 0}
 }
-# those that are closest at 50 % have two seeds
+# two seeds where it is close at 50 %
 UNITS: list[Unit] = [
     {"method": method, "seed": seed}
     for method in (*METHODS, *STAGED)
-    for seed in (SEEDS if method in ("oBERT", "FLS", "FLS, more damping") else SEEDS[:1])
+    for seed in (SEEDS if method in ("oBERT", "FLS, more damping") else SEEDS[:1])
 ]
 # The bases of 1536 × 1537 matrices are dear to refine: each layer takes its turn at every eighth step.
 LEARNING = AuxiliaryOptions(groups=4, warm_start=32, refine_every=8)
