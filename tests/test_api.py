@@ -313,6 +313,10 @@ Call = Callable[[nn.Module], object]
             "single stage, got stages=2",
         ),
         (
+            lambda m: run(m, labelled(), 0.5, kind="nonsense", mode="one-shot", inplace=True),
+            "single stage, got kind='nonsense'",
+        ),
+        (
             lambda m: run(m, labelled(), 0.5, train_loader=labelled(), inplace=True),
             "train_loader needs mode=",
         ),
