@@ -17,7 +17,8 @@ import fishleg
 from fishleg.api import MODES
 from fishleg.likelihoods import Categorical
 from fishleg.loop import FineTuning
-from fishleg.surgeon import PruneStep, SurgeonOptions
+from fishleg.options import SurgeonOptions
+from fishleg.surgeon import PruneStep
 from fishleg.workloads.models import DigitsNet
 
 COUNTS = {"0.weight": 8 * 16, "2.weight": 16 * 12, "4.weight": 12 * 4}

@@ -22,6 +22,8 @@ ROOMS: tuple[set[str], ...] = (
     {"optimizer"},
     {"patterns", "masking", "yardstick"},
     {"obs", "exchange", "baselines"},
+    {"options"},
+    {"prunable", "scalpel"},
     {"surgeon"},
     {"loop"},
     {"api"},

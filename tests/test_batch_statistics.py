@@ -10,7 +10,8 @@ from fishleg.fisher import sample_h
 from fishleg.likelihoods import Categorical
 from fishleg.loop import FineTuning, Gradual
 from fishleg.masking import normalised_by_batch, renewable_norms
-from fishleg.surgeon import Surgeon, SurgeonOptions
+from fishleg.options import SurgeonOptions
+from fishleg.surgeon import Surgeon
 from fishleg.warmstart import AuxiliaryOptions
 
 FULL = {"structure": "full", "samples": 256, "auxiliary": AuxiliaryOptions(estimator="natural", groups=4)}

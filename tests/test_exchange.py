@@ -55,3 +55,17 @@ def test_a_round_that_does_not_help_is_not_taken() -> None:
         return -judge(masks)[0], {"w": WORTH}
 
     assert exchange(START, contrary, choose, 12) is START
+
+
+@pytest.mark.parametrize(("gain", "rounds"), [(0.1, 12), (0.002, 1)])
+def test_rounds_end_when_one_hardly_helps(gain: float, rounds: int) -> None:
+    judged = 0
+
+    def slow(masks: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+        """Always better, and two other weights are always worth more."""
+        nonlocal judged
+        judged += 1
+        return (1 - gain) ** judged, {"w": torch.where(masks["w"], 1.0, 4.0)}
+
+    exchange(START, slow, choose, 12)
+    assert judged == 1 + rounds

@@ -14,7 +14,8 @@ from fishleg.fisher import AllIgnoredError
 from fishleg.inverse import InverseFisher
 from fishleg.loop import FineTuning, Gradual, attach, gradual
 from fishleg.masking import apply_masks, refresh_batchnorm, zero_masked
-from fishleg.surgeon import Surgeon, SurgeonOptions
+from fishleg.options import SurgeonOptions
+from fishleg.surgeon import Surgeon
 
 QUICK: dict[str, Any] = {"samples": 8, "sub_batch": 8}
 Batch = tuple[Tensor, Tensor]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fishleg import api, baselines, likelihoods, loop, obs, patterns
 from fishleg.cli import _given
-from fishleg.surgeon import SurgeonOptions
+from fishleg.options import SurgeonOptions
 from fishleg.tool import recipe as recipes
 from fishleg.tool.recipe import (
     BUDGETS,

@@ -9,7 +9,8 @@ from oracles import identical
 from torch import Tensor, nn
 
 from fishleg.loop import Gradual
-from fishleg.surgeon import Surgeon, SurgeonOptions
+from fishleg.options import SurgeonOptions
+from fishleg.surgeon import Surgeon
 from fishleg.workloads.models import DigitsNet
 
 

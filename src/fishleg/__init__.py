@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from fishleg.loop import FineTuning, Gradual, attach, gradual
     from fishleg.masking import keep_zeros, masks_of
     from fishleg.optimizer import FishLeg
+    from fishleg.options import SurgeonOptions
     from fishleg.patterns import schedule
-    from fishleg.surgeon import PruneStep, Surgeon, SurgeonOptions
+    from fishleg.surgeon import PruneStep, Surgeon
     from fishleg.warmstart import AuxiliaryOptions
 
 # Names are imported when they are first used: `fishleg --help` must not wait for torch.
@@ -33,7 +34,7 @@ _HOMES = {
     "Likelihood": "likelihoods",
     "PruneStep": "surgeon",
     "Surgeon": "surgeon",
-    "SurgeonOptions": "surgeon",
+    "SurgeonOptions": "options",
     "attach": "loop",
     "gradual": "loop",
     "keep_zeros": "masking",

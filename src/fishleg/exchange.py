@@ -14,6 +14,7 @@ from fishleg.patterns import Masks
 logger = logging.getLogger(__name__)
 
 _MARGIN, _GROWTH = 2.0, 3.0  # found by trial on ResNet20, one shot, 80 and 90 %
+_ENOUGH = 0.003  # a round that gains less, relative to the loss, is the last: the next would gain still less
 
 
 def exchange(
@@ -28,7 +29,7 @@ def exchange(
     choose: masks from scores, with the count and the pattern that they must have.
     Many weights change places at once and may get into each other's way. So a removed weight must be worth
     `_MARGIN` times as much as a kept one, a round counts only if the loss falls, and one that did not
-    makes the next more careful.
+    makes the next more careful. Rounds end when they are used up, or when one hardly helps any more.
     """
     margin, first = _MARGIN, masks
     start, scores = judge(masks)
@@ -42,7 +43,10 @@ def exchange(
             break
         loss, trial_scores = judge(trial)
         if loss < best and _sound(loss, trial_scores):
+            last = best - loss < _ENOUGH * best
             best, scores, masks = loss, trial_scores, trial
+            if last:
+                break
         else:
             margin *= _GROWTH
     moved = sum(int((masks[name] & ~mask).sum()) for name, mask in first.items())

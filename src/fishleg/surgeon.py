@@ -7,7 +7,6 @@ The model is changed in place and stays the user's own class; masks live beside 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -16,33 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fishleg import prunable
 from fishleg.auxiliary import Auxiliary, AuxStats
-from fishleg.baselines import DAMPING, EXCHANGE_DAMPING, METHODS, estimate, learner, sub_batches
+from fishleg.baselines import DAMPING, EXCHANGE_DAMPING, estimate, learner, sub_batches
 from fishleg.batches import Forward, check_loader, cycle, default_forward
-from fishleg.exchange import exchange
-from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
-from fishleg.layers import Layer, find_layers
+from fishleg.inverse import InverseFisher
+from fishleg.layers import find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.masking import normalised_by_batch, refresh_batchnorm
-from fishleg.obs import (
-    COMPENSATIONS,
-    Compensation,
-    compensate,
-    exchange_curvature,
-    exchange_scores,
-    group_saliency,
-    row_saliency,
-    saliency,
-)
-from fishleg.patterns import Masks, Pattern, as_pattern, check_sparsities
+from fishleg.options import SurgeonOptions
+from fishleg.patterns import Masks, as_pattern, check_sparsities
+from fishleg.scalpel import Scalpel
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.yardstick import Yardstick
 
 logger = logging.getLogger(__name__)
-
-# Conjugate gradients within a round of exchanges. On ResNet20, at 50 to 95 %, so few end at a loss increase
-# that is up to 4 % below that of 50, in a third of the time.
-_ROUND_ITERATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -56,70 +43,6 @@ class PruneStep:
     measured: float | None  # that KL on a few batches, after the refresh of BatchNorm
     gamma: float
     per_layer: dict[str, float] = field(default_factory=dict)  # sparsity by weight
-
-
-@dataclass(frozen=True, kw_only=True)
-class SurgeonOptions:
-    """How to prune. The defaults need no search."""
-
-    method: str = "fishleg"
-    pattern: Pattern | str = "global"
-    compensation: str = "joint"
-    include: Sequence[str] = ()  # regular expressions on parameter names; empty = every matrix
-    exclude: Sequence[str] = ()
-    exchanges: int = 12  # rounds that swap kept weights for removed ones worth more (FLS, joint); 0 = never
-    exchange_across_layers: bool = True  # False: every layer keeps the number of weights that scores gave it
-    floor: float = 0.2  # each weight keeps at least this share of the mean density: no layer is emptied
-    gamma: float | None = None  # damping; None = relative_damping × mean diag(F)
-    relative_damping: float | None = None  # None: 0.01 with exchanges in a model at rest, else 0.1
-    samples: int = 256  # gradients per estimate of Q
-    sub_batch: int = 16  # examples per gradient
-    empirical: bool = False
-    block_size: int = 50
-    structure: Structure = DEFAULT_STRUCTURE
-    scale: float | None = None  # Q₀ = scale · I; matters to the estimators `probe` and `trace` only
-    batchnorm_batches: int = 20  # refresh of BatchNorm statistics after pruning; 0 = never
-    # F of the network that normalises by the batch, as it does once that is done; None: so for a learned Q,
-    # with the running statistics, as published, for the others
-    batch_statistics: bool | None = None
-    measure_batches: int = 2  # batches on which the loss increase of each step is measured; 0 = never
-    auxiliary: AuxiliaryOptions | None = None
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
-        if self.compensation not in COMPENSATIONS:
-            raise ValueError(
-                f"compensation must be one of {', '.join(COMPENSATIONS)}, got {self.compensation!r}"
-            )
-        if not 0 <= self.floor < 1:
-            raise ValueError(f"floor must be in [0, 1), got {self.floor}")
-        if self.gamma is not None and not self.gamma > 0:
-            raise ValueError(f"gamma must be > 0, got {self.gamma}")
-        if self.relative_damping is not None and not self.relative_damping > 0:
-            raise ValueError(f"relative_damping must be > 0, got {self.relative_damping}")
-        for name in ("include", "exclude"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be a list of regular expressions, got {getattr(self, name)!r}")
-        for name in ("samples", "sub_batch", "block_size"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.empirical and self.method in ("fishleg", "magnitude"):
-            raise ValueError(f"empirical=True is for the other methods, {self.method!r} has no use for it")
-        if not self.exchanges >= 0 or self.exchanges != int(self.exchanges):
-            raise ValueError(f"exchanges must be >= 0 and whole, got {self.exchanges}")
-        if self.batchnorm_batches < 0:
-            raise ValueError(f"batchnorm_batches must be >= 0, got {self.batchnorm_batches}")
-        if self.batch_statistics and (self.method == "exact" or not self.batchnorm_batches):
-            raise ValueError(
-                "batch_statistics=True needs batchnorm_batches >= 1, and a method other than exact, "
-                f"got {self.batchnorm_batches} and {self.method!r}"
-            )
-        if self.batch_statistics and self.auxiliary is not None and self.auxiliary.vectorize:
-            raise ValueError("batch_statistics=True and AuxiliaryOptions(vectorize=True) exclude each other")
-        if self.measure_batches < 0:
-            raise ValueError(f"measure_batches must be >= 0, got {self.measure_batches}")
-        as_pattern(self.pattern)
 
 
 class Surgeon:
@@ -156,71 +79,31 @@ class Surgeon:
         self.gamma = self.options.gamma
         self.trains = False  # whether the model is trained between prunings
         self.layers = {layer.weight: layer for layer in find_layers(model) if layer.is_matrix}
-        self.reasons = self._choose()
+        self.reasons = prunable.choose(model, self.layers, self.pattern, self.options)
         self.prunable = [name for name, reason in self.reasons.items() if reason is None]
         if not self.prunable:
             raise ValueError(f"nothing to prune:\n{self.table()}")
-        self._tell_what_is_left_out()
+        prunable.tell_what_is_left_out(model, self.reasons)
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
         self.on_q: Callable[[AuxStats], None] | None = None  # sees every step of Q's learning
         measured = self.options.measure_batches
         self.yardstick = Yardstick(model, loader, self.likelihood, forward, measured)
 
-    def _choose(self) -> dict[str, str | None]:
-        """For every parameter, None if it will be pruned, else why not."""
-        reasons: dict[str, str | None] = {}
-        parameters = dict(self.model.named_parameters())
-        patterns = [*self.options.include, *self.options.exclude]
-        for expression in patterns:
-            if not any(re.search(expression, name) for name in parameters):
-                raise ValueError(f"{expression!r} matches no parameter; there are {', '.join(parameters)}")
-        last = list(self.layers)[-1] if self.layers else None
-        for name, parameter in parameters.items():
-            included = any(re.search(expression, name) for expression in self.options.include)
-            if not parameter.requires_grad:
-                reasons[name] = "frozen"
-            elif name not in self.layers:
-                reasons[name] = "not the weight of a linear layer or convolution"
-            elif self.options.include and not included:
-                reasons[name] = "not included"
-            elif any(re.search(expression, name) for expression in self.options.exclude):
-                reasons[name] = "excluded"
-            elif self.pattern.whole_rows and name == last and not included:
-                reasons[name] = "rows of the output layer are the model's outputs (include it to prune them)"
-            else:
-                reasons[name] = self.pattern.unsuitable(tuple(parameter.shape))
-        return reasons
-
-    def _tell_what_is_left_out(self) -> None:
-        """Say so when most of the model cannot be pruned: the sparsity is that of the rest."""
-        chosen = ("frozen", "excluded", "not included")  # that was the user's wish
-        sizes = {name: self._weight(name).numel() for name, why in self.reasons.items() if why not in chosen}
-        pruned, total = sum(sizes.get(name, 0) for name in self.prunable), sum(sizes.values())
-        if pruned < total / 2:
-            largest = sorted((name for name in sizes if self.reasons[name]), key=lambda name: -sizes[name])
-            logger.warning(
-                "only %.1f %% of the model's %d parameters can be pruned, and any sparsity is that of these; "
-                "left out are %s%s (Surgeon.table() lists all)",
-                100 * pruned / total, total,
-                ", ".join(f"{name} ({self.reasons[name]})" for name in largest[:3]),
-                f" and {len(largest) - 3} more" if len(largest) > 3 else "",
-            )  # fmt: skip
-
     def table(self) -> str:
         """For each parameter: its size, sparsity, and whether it is pruned or why not."""
-        rows = [f"{'parameter':<36} {'size':>10} {'zeros':>8}  pruned?"]
-        for name, parameter in self.model.named_parameters():
-            zeros = 1 - float((parameter != 0).float().mean()) if parameter.numel() else 0.0
-            rows.append(f"{name:<36} {parameter.numel():>10,} {zeros:>8.1%}  {self.reasons[name] or 'yes'}")
-        return "\n".join(rows)
+        return prunable.table(self.model, self.reasons)
+
+    @property
+    def scalpel(self) -> Scalpel:
+        """What does the cutting, for the options as they are now."""
+        return Scalpel(self.model, self.layers, self.pattern, self.options)
 
     @property
     def sparsity(self) -> float:
         """The fraction of prunable weights (of rows, where whole rows go) that is removed."""
-        total = sum(self._counted(self._weight(name)).numel() for name in self.prunable)
-        kept = [self._counted(self.masks[name]) for name in self.prunable if name in self.masks]
-        return sum(int((~mask).sum()) for mask in kept) / total
+        kept = [self.scalpel.counted(self.masks[name]) for name in self.prunable if name in self.masks]
+        return sum(int((~mask).sum()) for mask in kept) / self._count
 
     def check_targets(self, sparsities: Sequence[float]) -> list[float]:
         """A schedule as a list; an error where it does not rise, or pattern and floor forbid its end."""
@@ -230,25 +113,19 @@ class Surgeon:
                 f"the pattern allows a sparsity of {self.pattern.limit} at most, got {targets[-1]}"
             )
         if not self.history:  # any scores will do to see whether it can be done
-            scores = {name: torch.zeros(self._score_shape(name)) for name in self.prunable}
+            scores = {name: torch.zeros(self.scalpel.score_shape(name)) for name in self.prunable}
             self.pattern.select(scores, targets[-1], self.options.floor * (1 - targets[-1]))
         return targets
 
-    def _score_shape(self, name: str) -> tuple[int, ...]:
-        """The shape that the pattern selects on."""
-        weight = self._weight(name)
-        if self.pattern.whole_rows:
-            return (len(weight),)
-        return (weight.numel() // self.pattern.group_size,) if self.pattern.group_size else weight.shape
-
     def _rounds_to(self, sparsity: float) -> bool:
         """Whether it asks for as many weights (rows) as are removed: of few, two stages may be alike."""
-        total = sum(self._counted(self._weight(name)).numel() for name in self.prunable)
-        return round(sparsity * total) == round(self.sparsity * total)
+        return round(sparsity * self._count) == round(self.sparsity * self._count)
 
-    def _counted(self, tensor: Tensor) -> Tensor:
-        """What sparsity counts: the entries of a weight, or one of each row."""
-        return tensor.flatten(1)[:, 0] if self.pattern.whole_rows else tensor
+    @property
+    def _count(self) -> int:
+        """Weights, or rows, that can be removed."""
+        scalpel = self.scalpel
+        return sum(scalpel.counted(scalpel.weight(name)).numel() for name in self.prunable)
 
     def estimate(self) -> InverseFisher:
         """Estimate Q afresh at the model as it is now."""
@@ -295,7 +172,7 @@ class Surgeon:
         """
         if self.options.relative_damping is not None:
             return self.options.relative_damping
-        return EXCHANGE_DAMPING if self._exchanges and not self.trains else DAMPING
+        return EXCHANGE_DAMPING if self.scalpel.exchanges and not self.trains else DAMPING
 
     def _estimation(self) -> dict[str, Any]:
         o = self.options
@@ -347,7 +224,7 @@ class Surgeon:
         if not self.history and not self.yardstick.count:
             next(cycle(self.loader))  # an empty loader is an error, before anything is changed
         before, old = self.yardstick.outputs(), self.masks
-        zeros = {name: self._weight(name) == 0 for name in self.prunable}
+        zeros = {name: self.scalpel.weight(name) == 0 for name in self.prunable}
         q = inverse or self.estimate()
         cuts = cuts if self.learning is not None else 1
         if cuts > 1:
@@ -356,8 +233,8 @@ class Surgeon:
         for left in reversed(range(cuts)):
             target = sparsity if not left else 1 - kept * ((1 - sparsity) / kept) ** (1 - left / cuts)
             new = self.exchange(q, self.select(q, target))
-            predicted += self._operate(q, new)
-            self.masks = {**new, **self._bias_masks(new)}
+            predicted += self.scalpel.remove(q, new)
+            self.masks = {**new, **self.scalpel.bias_masks(new)}
             if self.options.batchnorm_batches:
                 refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
             if left:
@@ -403,143 +280,15 @@ class Surgeon:
 
         `only` restricts the choice, and what the sparsity refers to, to some of the weights.
         """
-        with torch.no_grad():
-            scores = {name: self._score(self.layers[name], q) for name in only or self.prunable}
-        masks = self.pattern.select(scores, sparsity, self.options.floor * (1 - sparsity))
-        return {name: self._expand(name, mask) for name, mask in masks.items()}
+        return self.scalpel.select(q, sparsity, only or self.prunable, self.masks)
 
-    def _score(self, layer: Layer, q: InverseFisher) -> Tensor:
-        """Scores in the shape that the pattern selects on; −inf for what is removed already."""
-        operator, name = q.unmasked(layer.name), layer.weight
-        packed = self._packed(layer, q)
-        old = self.masks.get(name)
-        if self.pattern.whole_rows:
-            scores = row_saliency(packed, operator)
-            gone = None if old is None else ~old.flatten(1).any(1)
-        elif self.pattern.group_size:
-            n_out, n_in = self._weight(name).flatten(1).shape
-            index = torch.arange(n_in, device=packed.device) + packed.shape[1] * torch.arange(
-                n_out, device=packed.device
-            ).unsqueeze(1)
-            groups = index.view(-1, self.pattern.group_size)
-            scores = group_saliency(packed, operator, groups)
-            gone = None if old is None else ~old.view(-1, self.pattern.group_size).any(1)
-        else:
-            scores = layer.unpack(saliency(packed, operator))[name]
-            gone = None if old is None else ~old
-        if not bool(torch.isfinite(scores).all()):
-            raise ValueError(f"non-finite saliency in {name!r}")
-        return scores if gone is None else scores.masked_fill(gone, -torch.inf)
-
-    def _packed(self, layer: Layer, q: InverseFisher) -> Tensor:
-        """The layer's parameters as one matrix, in the dtype of its Q."""
-        w = layer.pack({part: self._weight(part).detach() for part in layer.names})
-        return w.to(q.reference(layer.name).dtype)
-
-    def _expand(self, name: str, mask: Tensor) -> Tensor:
-        """A mask on scores → a mask on the weight."""
-        weight = self._weight(name)
-        if self.pattern.whole_rows:
-            return mask.view(-1, *[1] * (weight.dim() - 1)).expand_as(weight).clone()
-        if self.pattern.group_size:
-            return mask.unsqueeze(-1).expand(-1, self.pattern.group_size).reshape(weight.shape)
-        return mask
-
-    @property
-    def _exchanges(self) -> bool:
-        o, pattern = self.options, self.pattern
-        alone = not (pattern.group_size or pattern.whole_rows)  # weights are scored one by one
-        return bool(o.exchanges) and o.method == "fishleg" and o.compensation == "joint" and alone
-
-    @torch.no_grad()
     def exchange(self, q: InverseFisher, masks: Masks) -> Masks:
-        """As many weights, better chosen: their joint loss increase, as Q predicts it, is lower.
+        """As many weights, better chosen: their joint loss increase, as Q predicts it, is lower."""
+        return self.scalpel.exchange(q, masks, self.masks)
 
-        The scores that chose these masks know nothing of each other: of two weights that can stand in for one
-        another both look cheap, and both go. Here all are scored again at the compensated solution, and
-        kept weights change places with removed ones that are worth more, for as long as that helps.
-        No weight that is zero already comes back, whether an earlier step removed it or somebody else.
-        """
-        o, pattern = self.options, self.pattern
-        if not self._exchanges:
-            return masks
-        if any(q.mask(self.layers[name].name) is not None for name in masks):
-            return masks  # a restricted Q knows nothing of what is removed
-        if not pattern.within_layers and o.exchange_across_layers:
-            return self._exchange(q, masks, o.floor)
-        return {name: self._exchange(q, {name: mask}, 0.0)[name] for name, mask in masks.items()}
-
-    def _exchange(self, q: InverseFisher, masks: Masks, floor: float) -> Masks:
-        """Exchanges among these weights, whose number stays what it is."""
-        zeros = {name: self._weight(name) == 0 for name in masks}
-        total, left = sum(mask.numel() for mask in masks.values()), sum(int(m.sum()) for m in masks.values())
-        if sum(int(zero.sum()) for zero in zeros.values()) > total - left:
-            return masks  # more zeros than places for them, and none may come back
-        kept = left / total
-        operators = {name: q.operator(self.layers[name].name) for name in masks}
-        curvatures = {name: exchange_curvature(operator) for name, operator in operators.items()}
-
-        def judge(trial: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-            """The predicted loss increase of masks, and what each weight is worth beside the others."""
-            predicted, scores = 0.0, {}
-            for name, mask in trial.items():
-                layer, removed = self.layers[name], self._removed(q, name, mask)
-                w = self._packed(layer, q)
-                result = compensate(w, operators[name], removed, iterations=_ROUND_ITERATIONS)
-                predicted += result.predicted
-                values = layer.unpack(exchange_scores(w, curvatures[name], removed, result))[name]
-                gone = zeros[name] | ~self.masks[name] if name in self.masks else zeros[name]
-                scores[name] = values.masked_fill(gone, -torch.inf)
-            return predicted, scores
-
-        def choose(scores: Mapping[str, Tensor]) -> Masks:
-            return self.pattern.select(scores, 1 - kept, floor * kept)
-
-        return exchange(masks, judge, choose, self.options.exchanges)
-
-    @torch.no_grad()
-    def _operate(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> float:
-        """Delete and compensate in every layer; returns the predicted loss increase.
-
-        A Q of all weights is asked about everything that is removed, now or before. A Q that was restricted
-        to the kept weights knows nothing of the rest and is asked about what goes now.
-        """
-        predicted = 0.0
-        for name, mask in masks.items():
-            layer, w, result = self._compensated(q, name, mask)
-            predicted += result.predicted
-            for part, value in layer.unpack(w + result.delta).items():
-                self._weight(part).copy_(value)
-        return predicted
-
-    def _compensated(self, q: InverseFisher, name: str, mask: Tensor) -> tuple[Layer, Tensor, Compensation]:
-        layer = self.layers[name]
-        w, removed = self._packed(layer, q), self._removed(q, name, mask)
-        return layer, w, compensate(w, q.operator(layer.name), removed, self.options.compensation)
-
-    def _removed(self, q: InverseFisher, name: str, mask: Tensor) -> Tensor:
-        """What a mask removes of the weight's layer, packed; of a restricted Q, what goes now."""
-        layer = self.layers[name]
-        keep = {part: torch.ones_like(self._weight(part), dtype=torch.bool) for part in layer.names}
-        keep.update(self._bias_masks({name: mask}))
-        keep[name] = mask
-        removed, kept_before = ~layer.pack(keep), q.mask(layer.name)
-        return removed if kept_before is None else removed & kept_before
-
-    @torch.no_grad()
     def predict(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> dict[str, float]:
         """The loss increase that Q expects of these masks, by weight; nothing is changed."""
-        return {name: self._compensated(q, name, mask)[2].predicted for name, mask in masks.items()}
-
-    def _bias_masks(self, masks: Mapping[str, Tensor]) -> Masks:
-        """A removed row takes its bias along."""
-        if not self.pattern.whole_rows:
-            return {}
-        biases = {name: self.layers[name].bias for name in masks}
-        return {bias: masks[name].flatten(1).any(1) for name, bias in biases.items() if bias}
-
-    def _weight(self, name: str) -> Tensor:
-        return self.model.get_parameter(name)
+        return self.scalpel.predict(q, masks)
 
     def staged(
         self, sparsities: Sequence[float], callback: Callable[[PruneStep], None] | None = None
@@ -585,4 +334,4 @@ class Surgeon:
         self.generator.set_state(state["generator"])
 
 
-__all__ = ["PruneStep", "Surgeon", "SurgeonOptions"]
+__all__ = ["PruneStep", "Surgeon"]

@@ -252,7 +252,6 @@ def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any
             surgery = {**paper, **surgery} if scorer == "magnitude" else {**surgery, **paper}
     if config.preset == "paper":
         tuning["lr_schedule"] = "constant"
-    surgery = {**surgery, "batch_statistics": False}  # running statistics for all arms alike
     return surgery, {"epochs": config.epochs, **tuning}
 
 
@@ -272,6 +271,7 @@ def paper_preset(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     surgery = {
         "gamma": 1.0 if tiny else 1e-3, "scale": 1.0 if tiny else 10.0, "structure": "scaled-kronecker",
         "samples": 100, "sub_batch": config.batch_size, "auxiliary": auxiliary, "compensation": "sum",
+        "batch_statistics": False,
     }  # fmt: skip
     tuning = {
         "optimizer": "fishleg", "lr": (1e-2 if tiny else 1e-3) * (1 - beta), "momentum": beta,

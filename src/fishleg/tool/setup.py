@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fishleg.batches import Forward, default_forward, inputs_of, map_tensors, move_batch, targets_of
 from fishleg.fisher import frozen_statistics
 from fishleg.likelihoods import Likelihood, as_likelihood
+from fishleg.options import SurgeonOptions
 from fishleg.streams import Replayable, seeded
-from fishleg.surgeon import Surgeon, SurgeonOptions
+from fishleg.surgeon import Surgeon
 from fishleg.tool import sources
 from fishleg.tool.errors import ToolError
 from fishleg.tool.metrics import Evaluator

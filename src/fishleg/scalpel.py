@@ -1,0 +1,189 @@
+"""What Q does to the weights: masks from its scores, exchanges, removal with compensation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.exchange import exchange
+from fishleg.inverse import InverseFisher
+from fishleg.layers import Layer
+from fishleg.obs import (
+    Compensation,
+    compensate,
+    exchange_curvature,
+    exchange_scores,
+    group_saliency,
+    row_saliency,
+    saliency,
+)
+from fishleg.options import SurgeonOptions
+from fishleg.patterns import Masks, Pattern
+
+# Conjugate gradients within a round of exchanges. On ResNet20, at 50 to 95 %, so few end at a loss increase
+# that is up to 4 % below that of 50, in a third of the time.
+_ROUND_ITERATIONS = 8
+
+
+class Scalpel:
+    """Chooses and removes weights of a model by a Q that it is given; what was removed before, it is told."""
+
+    def __init__(
+        self, model: nn.Module, layers: Mapping[str, Layer], pattern: Pattern, options: SurgeonOptions
+    ) -> None:
+        """`layers` by the names of their weights."""
+        self.model, self.layers, self.pattern, self.options = model, layers, pattern, options
+
+    def score_shape(self, name: str) -> tuple[int, ...]:
+        """The shape that the pattern selects on."""
+        weight = self.weight(name)
+        if self.pattern.whole_rows:
+            return (len(weight),)
+        return (weight.numel() // self.pattern.group_size,) if self.pattern.group_size else weight.shape
+
+    def counted(self, tensor: Tensor) -> Tensor:
+        """What sparsity counts: the entries of a weight, or one of each row."""
+        return tensor.flatten(1)[:, 0] if self.pattern.whole_rows else tensor
+
+    def select(
+        self, q: InverseFisher, sparsity: float, names: Sequence[str], old: Mapping[str, Tensor]
+    ) -> Masks:
+        """Masks of the named weights, of the given sparsity, by the scores of Q; `old` stays removed."""
+        with torch.no_grad():
+            scores = {name: self._score(self.layers[name], q, old.get(name)) for name in names}
+        masks = self.pattern.select(scores, sparsity, self.options.floor * (1 - sparsity))
+        return {name: self._expand(name, mask) for name, mask in masks.items()}
+
+    def _score(self, layer: Layer, q: InverseFisher, old: Tensor | None) -> Tensor:
+        """Scores in the shape that the pattern selects on; −inf for what is removed already."""
+        operator, name = q.unmasked(layer.name), layer.weight
+        packed = self._packed(layer, q)
+        if self.pattern.whole_rows:
+            scores = row_saliency(packed, operator)
+            gone = None if old is None else ~old.flatten(1).any(1)
+        elif self.pattern.group_size:
+            n_out, n_in = self.weight(name).flatten(1).shape
+            index = torch.arange(n_in, device=packed.device) + packed.shape[1] * torch.arange(
+                n_out, device=packed.device
+            ).unsqueeze(1)
+            groups = index.view(-1, self.pattern.group_size)
+            scores = group_saliency(packed, operator, groups)
+            gone = None if old is None else ~old.view(-1, self.pattern.group_size).any(1)
+        else:
+            scores = layer.unpack(saliency(packed, operator))[name]
+            gone = None if old is None else ~old
+        if not bool(torch.isfinite(scores).all()):
+            raise ValueError(f"non-finite saliency in {name!r}")
+        return scores if gone is None else scores.masked_fill(gone, -torch.inf)
+
+    def _packed(self, layer: Layer, q: InverseFisher) -> Tensor:
+        """The layer's parameters as one matrix, in the dtype of its Q."""
+        w = layer.pack({part: self.weight(part).detach() for part in layer.names})
+        return w.to(q.reference(layer.name).dtype)
+
+    def _expand(self, name: str, mask: Tensor) -> Tensor:
+        """A mask on scores → a mask on the weight."""
+        weight = self.weight(name)
+        if self.pattern.whole_rows:
+            return mask.view(-1, *[1] * (weight.dim() - 1)).expand_as(weight).clone()
+        if self.pattern.group_size:
+            return mask.unsqueeze(-1).expand(-1, self.pattern.group_size).reshape(weight.shape)
+        return mask
+
+    @property
+    def exchanges(self) -> bool:
+        o, pattern = self.options, self.pattern
+        alone = not (pattern.group_size or pattern.whole_rows)  # weights are scored one by one
+        return bool(o.exchanges) and o.method == "fishleg" and o.compensation == "joint" and alone
+
+    @torch.no_grad()
+    def exchange(self, q: InverseFisher, masks: Masks, old: Mapping[str, Tensor]) -> Masks:
+        """As many weights, better chosen: their joint loss increase, as Q predicts it, is lower.
+
+        The scores that chose these masks know nothing of each other: of two weights that can stand in for one
+        another both look cheap, and both go. Here all are scored again at the compensated solution, and
+        kept weights change places with removed ones that are worth more, for as long as that helps.
+        No weight that is zero already comes back, whether an earlier step removed it or somebody else.
+        """
+        o, pattern = self.options, self.pattern
+        if not self.exchanges:
+            return masks
+        if any(q.mask(self.layers[name].name) is not None for name in masks):
+            return masks  # a restricted Q knows nothing of what is removed
+        if not pattern.within_layers and o.exchange_across_layers:
+            return self._exchange(q, masks, old, o.floor)
+        return {name: self._exchange(q, {name: mask}, old, 0.0)[name] for name, mask in masks.items()}
+
+    def _exchange(self, q: InverseFisher, masks: Masks, old: Mapping[str, Tensor], floor: float) -> Masks:
+        """Exchanges among these weights, whose number stays what it is."""
+        zeros = {name: self.weight(name) == 0 for name in masks}
+        total, left = sum(mask.numel() for mask in masks.values()), sum(int(m.sum()) for m in masks.values())
+        if sum(int(zero.sum()) for zero in zeros.values()) > total - left:
+            return masks  # more zeros than places for them, and none may come back
+        kept = left / total
+        operators = {name: q.operator(self.layers[name].name) for name in masks}
+        curvatures = {name: exchange_curvature(operator) for name, operator in operators.items()}
+
+        def judge(trial: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+            """The predicted loss increase of masks, and what each weight is worth beside the others."""
+            predicted, scores = 0.0, {}
+            for name, mask in trial.items():
+                layer, removed = self.layers[name], self._removed(q, name, mask)
+                w = self._packed(layer, q)
+                result = compensate(w, operators[name], removed, iterations=_ROUND_ITERATIONS)
+                predicted += result.predicted
+                values = layer.unpack(exchange_scores(w, curvatures[name], removed, result))[name]
+                gone = zeros[name] | ~old[name] if name in old else zeros[name]
+                scores[name] = values.masked_fill(gone, -torch.inf)
+            return predicted, scores
+
+        def choose(scores: Mapping[str, Tensor]) -> Masks:
+            return self.pattern.select(scores, 1 - kept, floor * kept)
+
+        return exchange(masks, judge, choose, self.options.exchanges)
+
+    @torch.no_grad()
+    def remove(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> float:
+        """Delete and compensate in every layer; returns the predicted loss increase.
+
+        A Q of all weights is asked about everything that is removed, now or before. A Q that was restricted
+        to the kept weights knows nothing of the rest and is asked about what goes now.
+        """
+        predicted = 0.0
+        for name, mask in masks.items():
+            layer, w, result = self._compensated(q, name, mask)
+            predicted += result.predicted
+            for part, value in layer.unpack(w + result.delta).items():
+                self.weight(part).copy_(value)
+        return predicted
+
+    def _compensated(self, q: InverseFisher, name: str, mask: Tensor) -> tuple[Layer, Tensor, Compensation]:
+        layer = self.layers[name]
+        w, removed = self._packed(layer, q), self._removed(q, name, mask)
+        return layer, w, compensate(w, q.operator(layer.name), removed, self.options.compensation)
+
+    def _removed(self, q: InverseFisher, name: str, mask: Tensor) -> Tensor:
+        """What a mask removes of the weight's layer, packed; of a restricted Q, what goes now."""
+        layer = self.layers[name]
+        keep = {part: torch.ones_like(self.weight(part), dtype=torch.bool) for part in layer.names}
+        keep.update(self.bias_masks({name: mask}))
+        keep[name] = mask
+        removed, kept_before = ~layer.pack(keep), q.mask(layer.name)
+        return removed if kept_before is None else removed & kept_before
+
+    @torch.no_grad()
+    def predict(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> dict[str, float]:
+        """The loss increase that Q expects of these masks, by weight; nothing is changed."""
+        return {name: self._compensated(q, name, mask)[2].predicted for name, mask in masks.items()}
+
+    def bias_masks(self, masks: Mapping[str, Tensor]) -> Masks:
+        """A removed row takes its bias along."""
+        if not self.pattern.whole_rows:
+            return {}
+        biases = {name: self.layers[name].bias for name in masks}
+        return {bias: masks[name].flatten(1).any(1) for name, bias in biases.items() if bias}
+
+    def weight(self, name: str) -> Tensor:
+        return self.model.get_parameter(name)
