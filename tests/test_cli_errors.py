@@ -614,7 +614,7 @@ def test_wrong_input(work: Path, line: str, fragment: str) -> None:
         ),  # there is nothing to prune, and no need
         ("eval --run done", "accuracy"),
         ("eval --run unlabelled", "agreement"),  # with the dense model, not with itself
-        ("inspect done", "sparsity of the matrices that have zeros: 50.00%"),
+        ("inspect done", "sparsity of the prunable matrices: 50.00%"),
     ],
 )
 def test_what_is_right_is_not_refused(work: Path, line: str, fragment: str) -> None:

@@ -317,6 +317,19 @@ def test_displays_tell_the_same_story(tmp_path, capsys):
     assert duration(7500) == "2 h 5 min"
 
 
+def test_sparsity_counts_prunable_matrices_without_zeros(tmp_path):
+    from safetensors.torch import save_file
+
+    state = {"a": torch.tensor([[0.0, 1.0]]), "b": torch.ones(1, 2), "c": torch.ones(1, 2)}
+    save_file(state, tmp_path / "model.safetensors")
+    alone = look_into(tmp_path / "model.safetensors")
+    assert (alone.sparsity, alone.sparsity_of) == (0.5, "matrices that have zeros")
+    layers = [{"name": name, "reason": "frozen" if name == "c" else None} for name in state]
+    (tmp_path / "run.json").write_text(json.dumps({"status": "finished", "layers": layers}))
+    of_run = look_into(tmp_path)
+    assert (of_run.sparsity, of_run.sparsity_of) == (0.25, "prunable matrices")
+
+
 def test_commands_print_what_scripts_want(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()

@@ -39,7 +39,8 @@ class Inspection:
     path: str
     bytes: int
     bytes_packed: int
-    sparsity: float  # of the matrices and kernels that have zeros
+    sparsity: float  # of what the run prunes; where no run tells, of the matrices that have zeros
+    sparsity_of: str
     tensors: list[TensorFacts]
     made: dict[str, Any]
     pattern: str | None = None
@@ -65,7 +66,7 @@ class Inspection:
                 f"{t.pattern:>8} {dead:>10}{verdict}"
             )
         lines.append(f"\n{self.path}: {self.bytes:,} bytes; packed it takes {self.bytes_packed:,}")
-        lines.append(f"sparsity of the matrices that have zeros: {self.sparsity:.2%}")
+        lines.append(f"sparsity of the {self.sparsity_of}: {self.sparsity:.2%}")
         if self.pattern is not None:
             lines.append(f"pattern {self.pattern}: {'holds' if self.holds else 'does NOT hold'}")
         lines += [f"{key}: {value}" for key, value in self.made.items()]
@@ -77,10 +78,11 @@ def look_into(path: Path, pattern: str | None = None) -> Inspection:
     from safetensors.torch import save as to_bytes
 
     made: dict[str, Any] = {}
+    prunable: set[str] = set()
     if pattern is not None:
         as_pattern(pattern)
     if path.is_dir():
-        made = _how_made(path)
+        made, prunable = _how_made(path), _prunable(path)
         final = path / "model.safetensors"
         if final.is_file():
             path = final
@@ -97,17 +99,21 @@ def look_into(path: Path, pattern: str | None = None) -> Inspection:
         if not state or not all(isinstance(value, Tensor) for value in state.values()):
             raise ToolError(f"{path} holds no state dict of tensors")
         made = {**(made or _how_made(path.parent.parent)), **_masks_inside(content, state)}
+        prunable = prunable or _prunable(path.parent.parent)
     else:
         state = sources.load_weights(path)
         made = made or _recipe_inside(path)
     size = path.stat().st_size
     tensors = [_facts(name, tensor, pattern) for name, tensor in state.items()]
-    pruned = [t for t in tensors if t.sparsity > 0 and len(t.shape) > 1]
+    zeroed = {t.name for t in tensors if t.sparsity > 0 and len(t.shape) > 1}
+    pruned = [t for t in tensors if t.name in (prunable or zeroed)]
+    sparsity_of = "prunable matrices" if prunable else "matrices that have zeros"
     zeros, total = sum(t.sparsity * t.size for t in pruned), sum(t.size for t in pruned)
     packed = len(to_bytes({name: t.contiguous() for name, t in pack(state).items()}))
     verdicts = [t.holds for t in tensors if t.holds is not None]
     holds = None if pattern is None else bool(verdicts) and all(verdicts)
-    return Inspection(str(path), size, packed, zeros / total if total else 0.0, tensors, made, pattern, holds)
+    sparsity = zeros / total if total else 0.0
+    return Inspection(str(path), size, packed, sparsity, sparsity_of, tensors, made, pattern, holds)
 
 
 def _facts(name: str, tensor: Tensor, pattern: str | None) -> TensorFacts:
@@ -148,6 +154,14 @@ def _how_made(directory: Path) -> dict[str, Any]:
     record = read_record(directory)
     keys = ("status", "name", "method", "mode", "pattern", "sparsity", "started", "command")
     return {key: record[key] for key in keys if record.get(key) is not None}
+
+
+def _prunable(directory: Path) -> set[str]:
+    """The weights that the run in a directory prunes; some may have no zeros."""
+    if not (directory / "run.json").is_file():
+        return set()
+    layers = read_record(directory).get("layers", [])
+    return {layer["name"] for layer in layers if layer["reason"] is None}
 
 
 def _masks_inside(content: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
