@@ -245,6 +245,26 @@ def test_rows_take_their_bias_along() -> None:
     assert included.prunable == ["4.weight"]
 
 
+def test_the_output_layer_is_the_one_that_is_called_last() -> None:
+    class HeadFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.norm, self.body = nn.Linear(6, 3), nn.BatchNorm1d(6), nn.Linear(4, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.head(self.norm(self.body(x)))
+            return y
+
+    model = HeadFirst().train()
+    surgeon = Surgeon(model, [torch.randn(8, 4)], method="magnitude", pattern="rows")
+    assert surgeon.prunable == ["body.weight"]
+    assert "output layer" in str(surgeon.reasons["head.weight"])
+    assert model.norm.num_batches_tracked == 0
+    assert not model.head._forward_hooks
+    empty = Surgeon(model, [], method="magnitude", pattern="rows")  # no data: as registered
+    assert empty.prunable == ["head.weight"]
+
+
 def test_rows_of_unequal_length_are_counted_as_rows() -> None:
     """Ten long rows go first: most of the weights, but a quarter of the rows, so that there is more to go."""
     model = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 10), nn.ReLU(), nn.Linear(10, 3))

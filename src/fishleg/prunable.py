@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
 
+import torch
 from torch import nn
 
+from fishleg.batches import Forward, move_batch
+from fishleg.fisher import frozen_statistics
 from fishleg.options import SurgeonOptions
 from fishleg.patterns import Pattern
 
@@ -16,14 +21,23 @@ logger = logging.getLogger(__name__)
 Reasons = dict[str, str | None]
 
 
-def choose(model: nn.Module, matrices: Collection[str], pattern: Pattern, options: SurgeonOptions) -> Reasons:
-    """For every parameter, None if it will be pruned, else why not; `matrices` are those that can be."""
+def choose(
+    model: nn.Module,
+    matrices: Collection[str],
+    pattern: Pattern,
+    options: SurgeonOptions,
+    *,
+    output: str | None = None,
+) -> Reasons:
+    """For every parameter, None if it will be pruned, else why not.
+
+    `matrices` are those that can be, and the rows of `output` are the model's outputs.
+    """
     reasons: Reasons = {}
     parameters = dict(model.named_parameters())
     for expression in [*options.include, *options.exclude]:
         if not any(re.search(expression, name) for name in parameters):
             raise ValueError(f"{expression!r} matches no parameter; there are {', '.join(parameters)}")
-    last = list(matrices)[-1] if matrices else None
     for name, parameter in parameters.items():
         included = any(re.search(expression, name) for expression in options.include)
         if not parameter.requires_grad:
@@ -34,11 +48,29 @@ def choose(model: nn.Module, matrices: Collection[str], pattern: Pattern, option
             reasons[name] = "not included"
         elif any(re.search(expression, name) for expression in options.exclude):
             reasons[name] = "excluded"
-        elif pattern.whole_rows and name == last and not included:
+        elif pattern.whole_rows and name == output and not included:
             reasons[name] = "rows of the output layer are the model's outputs (include it to prune them)"
         else:
             reasons[name] = pattern.unsuitable(tuple(parameter.shape))
     return reasons
+
+
+@torch.no_grad()
+def last_called(
+    model: nn.Module, matrices: Collection[str], loader: Iterable[Any], forward: Forward
+) -> str | None:
+    """The one of these weights whose layer a forward pass calls last; none called: the last of them."""
+    called = list(matrices)[-1:]
+    batch = next(iter(loader), None)
+    if batch is None:
+        return called[-1] if called else None  # that there are no data is told later
+    with ExitStack() as hooks:
+        for name in matrices:
+            module = model.get_submodule(name.rpartition(".")[0])
+            hooks.callback(module.register_forward_hook(lambda *_, name=name: called.append(name)).remove)
+        with frozen_statistics(model):
+            forward(model, move_batch(batch, next(model.parameters()).device))
+    return called[-1] if called else None
 
 
 def tell_what_is_left_out(model: nn.Module, reasons: Mapping[str, str | None]) -> None:

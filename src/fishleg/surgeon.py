@@ -79,7 +79,9 @@ class Surgeon:
         self.gamma = self.options.gamma
         self.trains = False  # whether the model is trained between prunings
         self.layers = {layer.weight: layer for layer in find_layers(model) if layer.is_matrix}
-        self.reasons = prunable.choose(model, self.layers, self.pattern, self.options)
+        rows = self.pattern.whole_rows
+        output = prunable.last_called(model, self.layers, loader, forward) if rows else None
+        self.reasons = prunable.choose(model, self.layers, self.pattern, self.options, output=output)
         self.prunable = [name for name, reason in self.reasons.items() if reason is None]
         if not self.prunable:
             raise ValueError(f"nothing to prune:\n{self.table()}")
