@@ -1,6 +1,7 @@
-"""The README's tables of the pruning benchmarks, from their results: no number there is typed by hand.
+"""The tables of the pruning benchmarks in the documents, from their results: none is typed by hand.
 
-`python benchmarks/tables.py README.md` fills what stands between `<!-- table: NAME -->` and `<!-- end -->`.
+`python benchmarks/tables.py README.md docs/results.md` fills what stands between `<!-- table: NAME -->` and
+`<!-- end -->`; NAME-short has fewer rows and no costs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,27 @@ from typing import Any
 from fishleg.checkpoint import write_atomically
 from fishleg.paper.tables import markdown, renew
 
+Table = tuple[list[str], list[list[str]]]
 RESULTS = Path(__file__).parent / "results"
 METHODS = {"fishleg": "FLS", "obert": "oBERT", "mfac": "M-FAC", "kfac": "KFAC", "ekfac": "EKFAC"}
 PUBLISHED = {("obert", "sum"), ("mfac", "sum")}
+SHORT = {
+    "magnitude, none, one-shot",
+    "oBERT, sum (published), one-shot",
+    "M-FAC, sum (published), one-shot",
+    "EKFAC, joint, one-shot",
+    "FLS, joint, one-shot",
+    "FLS, joint, staged",
+    "magnitude, global",
+    "diagonal",
+    "oBERT",
+    "KFAC",
+    "FLS",
+}
+COSTS = {"seeds", "CPU s", "MiB", "CPU min"}
 
 
-def oneshot(results: list[dict[str, Any]]) -> str:
+def oneshot(results: list[dict[str, Any]]) -> Table:
     """Accuracy by sparsity, mean over the seeds; time and memory are those of the largest seed."""
     found: dict[str, list[tuple[dict[str, Any], list[float]]]] = {}
     for r in results:
@@ -40,10 +56,10 @@ def oneshot(results: list[dict[str, Any]]) -> str:
         cost = max(r["pruning_cpu_seconds"] for r, _ in seeds), max(r["peak_mib"] for r, _ in seeds)
         cells = [f"{sum(column) / len(column):.1f}" for column in columns]
         table.append([name, *cells, str(len(seeds)), f"{cost[0]:.0f}", str(cost[1])])
-    return markdown(head, table)
+    return head, table
 
 
-def gradual(results: list[dict[str, Any]]) -> str:
+def gradual(results: list[dict[str, Any]]) -> Table:
     """Accuracy after fine-tuning, by sparsity."""
     curves = {r["method"]: {row["sparsity"]: row["after"] for row in r["rows"]} for r in results}
     levels = [s for s, after in curves["FLS + FishLeg"].items() if after is not None]
@@ -53,10 +69,10 @@ def gradual(results: list[dict[str, Any]]) -> str:
         if levels[0] in curves[r["method"]]:
             cells = [f"{curves[r['method']][s]:.2f}" for s in levels]
             rows.append([r["method"], *cells, f"{r['cpu_seconds'] / 60:.0f}"])
-    return markdown(head, rows)
+    return head, rows
 
 
-def minilm(results: list[dict[str, Any]]) -> str:
+def minilm(results: list[dict[str, Any]]) -> Table:
     """Spearman's correlation by sparsity, and the KL to dense at 50 % (not staged); means over the seeds."""
     levels = sorted({row["sparsity"] for r in results for row in r["rows"]} - {0.3, 0.75, 0.85})
     table = []
@@ -79,20 +95,30 @@ def minilm(results: list[dict[str, Any]]) -> str:
             ]
         )
     head = [*(f"{s:.0%}" for s in levels), "KL at 50%", "seeds", "CPU s", "MiB"]
-    return markdown(["STS-B test Spearman", *head], table)
+    return ["STS-B test Spearman", *head], table
+
+
+def shortened(head: list[str], rows: list[list[str]]) -> Table:
+    """The rows that are compared most, all of them if none has such a name; what it cost is left out."""
+    shown = [row for row in rows if row[0] in SHORT] or rows
+    columns = [i for i, name in enumerate(head) if name not in COSTS and any(row[i] for row in shown)]
+    return [head[i] for i in columns], [[row[i] for i in columns] for row in shown]
 
 
 def tables() -> dict[str, str]:
     """Every table by name, as Markdown."""
     makers = {"resnet20_oneshot": oneshot, "resnet20_gradual": gradual, "minilm_oneshot": minilm}
-    return {
-        name: make(json.loads((RESULTS / f"{name}.json").read_text("utf-8"))) for name, make in makers.items()
-    }
+    found = {}
+    for name, make in makers.items():
+        head, rows = make(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))
+        found[name], found[f"{name}-short"] = markdown(head, rows), markdown(*shortened(head, rows))
+    return found
 
 
 def main() -> None:
-    document = Path(sys.argv[1])
-    write_atomically(document, renew(document.read_text("utf-8"), tables()).encode())
+    for name in sys.argv[1:]:
+        document = Path(name)
+        write_atomically(document, renew(document.read_text("utf-8"), tables()).encode())
 
 
 if __name__ == "__main__":
