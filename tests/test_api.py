@@ -222,12 +222,15 @@ def test_a_line_per_stage(model: Net, capsys: pytest.CaptureFixture[str]) -> Non
     lines: list[str] = []
     run(model, unlabelled(), [0.25, 0.5], progress=lines.append)
     assert capsys.readouterr() == ("", "")
-    for i, (line, percent) in enumerate(zip(lines, ("25.0%", "50.0%"), strict=True)):
-        pattern = rf"\[{i + 1}/2\] sparsity {percent}: loss increase predicted [\d.e-]+, measured [\d.e-]+"
+    for i, (line, percent) in enumerate(zip(lines[:-1], ("25.0%", "50.0%"), strict=True)):
+        pattern = rf"\[{i + 1}/2\] sparsity {percent}: KL of this step predicted [\d.e-]+, measured [\d.e-]+"
         assert re.fullmatch(pattern, line), line
+    done = r"done: 50.0% of the prunable weights removed; KL to the dense model's outputs [\d.e-]+ on the .*"
+    assert re.fullmatch(done, lines[-1])
     lines.clear()
     run(model, unlabelled(), [0.25, 0.5], progress=lines.append, measure_batches=0)
-    assert len(lines) == 2
+    assert len(lines) == 3
+    assert lines[-1] == "done: 50.0% of the prunable weights removed"
     assert not any("measured" in line for line in lines)
 
 
@@ -236,7 +239,8 @@ def test_lines_of_training_on_standard_error(model: Net, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     assert out == ""
     starts = [line.split(":")[0] for line in err.splitlines()]
-    expected = [f"[{i}/2] {what}" for i in (1, 2) for what in ("step 1/3", "step 3/3", "sparsity")]
+    expected = [f"[{i}/2] {what}" for i in (1, 2) for what in ("sparsity", "step 1/3", "step 3/3")]
+    expected.append("done")
     assert [re.sub(r" \d+\.\d%", "", start) for start in starts] == expected
 
 

@@ -14,7 +14,7 @@ import fishleg
 ROOT = Path(fishleg.__file__).parent
 # Each room may import from those further up; rooms on one line do not know each other.
 ROOMS: tuple[set[str], ...] = (
-    {"operators", "likelihoods", "layers", "batches"},
+    {"operators", "likelihoods", "layers", "batches", "distributed"},
     {"streams"},
     {"fisher"},
     {"inverse", "kfac", "warmstart"},

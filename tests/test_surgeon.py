@@ -344,6 +344,9 @@ def test_a_bad_prediction_is_reported(
     surgeon._compare(step)
     assert "the loss increase was 1, and Q had predicted 0.01" in caplog.text
     caplog.clear()
+    surgeon._compare(replace(step, predicted=1.0, measured=0.01))
+    assert "the loss increase was 0.01, and Q had predicted 1: better than feared" in caplog.text
+    caplog.clear()
     surgeon._compare(replace(step, measured=0.03))
     surgeon._compare(replace(step, predicted=0.001, measured=0.01))
     surgeon._compare(replace(step, measured=None))

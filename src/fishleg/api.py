@@ -71,24 +71,43 @@ def prune(
         generator=torch.Generator().manual_seed(seed), **options,
     )  # fmt: skip
 
-    def stage_done(step: PruneStep) -> None:
+    def pruned(step: PruneStep) -> None:
         measured = "" if step.measured is None else f", measured {step.measured:.3g}"
         place = f"[{len(surgeon.history)}/{len(targets)}]"
         report(
-            f"{place} sparsity {step.sparsity:.1%}: loss increase predicted {step.predicted:.3g}{measured}"
+            f"{place} sparsity {step.sparsity:.1%}: KL of this step predicted {step.predicted:.3g}{measured}"
         )
+
+    def stage_done(step: PruneStep) -> None:
         if on_stage is not None:
             on_stage(step)
+
+    def both(step: PruneStep) -> None:
+        pruned(step)
+        stage_done(step)
 
     def step_done(p: Progress) -> None:
         if p.step in (1, p.steps) or p.step % 100 == 0:
             report(f"[{p.stage + 1}/{p.stages}] step {p.step}/{p.steps}: training loss {p.loss:.4f}")
 
     with seeded(seed):  # shuffling and dropout, too
+        dense = surgeon.yardstick.outputs()
         if mode == "gradual":
-            gradual(surgeon, targets, train_loader, tuning, on_step=step_done, on_stage=stage_done)
+            gradual(
+                surgeon,
+                targets,
+                train_loader,
+                tuning,
+                on_prune=pruned,
+                on_step=step_done,
+                on_stage=stage_done,
+            )
         else:
-            surgeon.staged(targets, stage_done)
+            surgeon.staged(targets, both)
+        moved = surgeon.yardstick.moved(dense)
+    total = "" if moved is None else f"; KL to the dense model's outputs {moved:.3g} on the first batches"
+    what = "rows" if surgeon.pattern.whole_rows else "prunable weights"
+    report(f"done: {surgeon.sparsity:.1%} of the {what} removed{total}")
     return model
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch, slice_batch
+from fishleg.distributed import is_shared, take_from_first, tell_if_alone
 from fishleg.fisher import (
     AllIgnoredError,
     can_use_batch_statistics,
@@ -32,6 +33,7 @@ from fishleg.fisher import (
     sampled_product,
 )
 from fishleg.inverse import InverseFisher
+from fishleg.layers import removed_rows
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.operators import Kronecker
 from fishleg.warmstart import AuxiliaryOptions, WarmStart
@@ -113,7 +115,23 @@ class Auxiliary:
             name: WarmStart(inverse.unmasked(name), self.options) for name in inverse.layers
         }
         self._terms: dict[str, Tensor] = {}
+        self._gone: dict[str, Tensor] = {}
         self._adam = self._make_adam()
+        tell_if_alone(model)
+
+    def leave_out(self, masks: Mapping[str, Tensor]) -> None:
+        """Rows that masks remove as a whole have no curvature from now on.
+
+        Behind a BatchNorm they would have a huge one: of a channel that is always zero it makes the most.
+        """
+        self._gone = removed_rows(self.inverse.layers.values(), masks)
+
+    def _without_gone(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Vectors of the model's parameters, [groups, *shape], zero where rows are gone."""
+        for name, gone in self._gone.items():
+            if name in tensors:
+                tensors[name][:, gone.to(tensors[name].device)] = 0
+        return tensors
 
     def step(self, batch: Any, *, lr_factor: float = 1.0) -> AuxStats:
         """One update of λ from the inputs of one batch. Raises before anything is changed."""
@@ -124,15 +142,30 @@ class Auxiliary:
                 quad, trace = self._probe_step(batch, lr_factor)
             else:
                 quad, trace = self._sample_step(batch, lr_factor)
-        except Exception:
+        except Exception as error:
             self.generator.set_state(generator_state)
+            if isinstance(error, AllIgnoredError):
+                self._share()  # the other processes expect it
             raise
+        self._share()
         self.steps += 1
         gauge, loss = quad / max(trace, 1e-300) - 1, 0.5 * quad - trace
         smoothed, change = self._smoothed.update(gauge, loss)
         settled = self._smoothed.count >= 2 / (1 - self.options.smoothing)
         converged = settled and self.warm and abs(smoothed) < self.tolerance and change < self.tolerance
         return AuxStats(self.steps, loss, gauge, smoothed, converged)
+
+    def _share(self) -> None:
+        """One Q, and one γ, for all processes that train this model."""
+        if not is_shared(self.model):
+            return
+        device = next(self.model.parameters()).device
+        gamma = torch.tensor(
+            math.nan if self.gamma is None else self.gamma, dtype=torch.float64, device=device
+        )
+        take_from_first(self.model, [gamma, *self.inverse.parameters(), *self.inverse.buffers()])
+        if math.isfinite(float(gamma)):
+            self.gamma = float(gamma)
 
     def try_step(self, batch: Any, lr_factor: float = 1.0) -> AuxStats | None:
         """`step`, or None where every label of the (sub-)batch is ignored: there is nothing to learn."""
@@ -198,7 +231,9 @@ class Auxiliary:
         self._adam.load_state_dict(state["adam"])
         self.generator.set_state(state["generator"])
         self._smoothed = _Smoothed(**state["smoothed"])
-        self._terms = dict(state["terms"])
+        self._terms = {
+            name: term.to(self.inverse.reference(name).device) for name, term in state["terms"].items()
+        }
         for name, warm in self._warm.items():
             warm.load_state_dict(state["warm"][name])
 
@@ -211,7 +246,7 @@ class Auxiliary:
         for warm in self._warm.values():
             if warm.follows and isinstance(warm.operator, Kronecker):
                 for side in (warm.operator.L, warm.operator.R):
-                    factors.update((p, p.shape[-1] ** -0.5) for p in side.parameters() if p.dim() > 1)
+                    factors.update((p, max(p.shape[-1], 1) ** -0.5) for p in side.parameters() if p.dim() > 1)
                 if warm.operator.log_e is not None:
                     factors[warm.operator.log_e] = 0.0
         groups: dict[float, list[nn.Parameter]] = {}
@@ -238,16 +273,20 @@ class Auxiliary:
     def _samples(self, batch: Any) -> dict[str, Tensor]:
         size = batch_size(batch)
         by_batch = self.options.batch_statistics and can_use_batch_statistics(self.model, batch)
-        return sample_h(
+        groups = max(1, min(self.options.groups, size // 2 if by_batch else size))
+        if self.options.vectorize and size % groups:  # as a short last batch may be
+            batch = slice_batch(batch, 0, size - size % groups)
+        samples = sample_h(
             self.model,
             batch,
             self.likelihood,
-            groups=max(1, min(self.options.groups, size // 2 if by_batch else size)),
+            groups=groups,
             generator=self.generator,
             forward=self.forward,
             vectorize=self.options.vectorize,
             batch_statistics=by_batch,
         )
+        return self._without_gone(samples)
 
     def _damping(self, samples: Mapping[str, Tensor]) -> float:
         if self.gamma is not None:
@@ -274,7 +313,7 @@ class Auxiliary:
                 natural.append(name)
                 continue
             with torch.set_grad_enabled(by_adam):
-                z = torch.randn(H.shape, generator=self.generator, dtype=H.dtype).to(H.device)
+                z = self._noise(H)
                 quad, trace = operator.loss_terms(H + gamma**0.5 * z)
                 quad = quad / len(H)
             if by_adam:
@@ -317,6 +356,8 @@ class Auxiliary:
         v = self.inverse.unpack({name: value.detach() for name, value in v_packed.items()})
         if self.options.exact_products:
             product = fisher_product(self.model, batch, self.likelihood, v, forward=self.forward)
+            rows = self._without_gone({name: value.unsqueeze(0) for name, value in product.items()})
+            product = {name: value[0] for name, value in rows.items()}
         else:
             product = sampled_product(samples, v)
         F_v = self.inverse.pack(product)
@@ -341,10 +382,14 @@ class Auxiliary:
             return self.options.probe(self.generator)
         if self.options.probe == "gradient":
             return {name: h[0] for name, h in self._samples(batch).items()}
-        return {
-            name: torch.randn(p.shape, generator=self.generator, dtype=p.dtype).to(p.device)
-            for name, p in parameters.items()
-        }
+        return {name: self._noise(p) for name, p in parameters.items()}
+
+    def _noise(self, like: Tensor) -> Tensor:
+        """Standard normal numbers, drawn where the generator is."""
+        drawn = torch.randn(
+            like.shape, generator=self.generator, dtype=like.dtype, device=self.generator.device
+        )
+        return drawn.to(like.device)
 
     def _adam_step(self, loss: Tensor, lr_factor: float) -> None:
         if not loss.requires_grad:  # every Q is fixed: there is nothing to learn

@@ -6,9 +6,9 @@ M-FAC, which by definition keeps its m gradients. All use the true Fisher unless
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch, slice_batch, targets_of
 from fishleg.fisher import (
+    AllIgnoredError,
     can_use_batch_statistics,
+    dense_gradient,
     fisher_product,
     frozen_statistics,
     mean_diagonal,
@@ -25,8 +27,8 @@ from fishleg.fisher import (
     trainable,
 )
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
-from fishleg.kfac import kfac_factors
-from fishleg.layers import Layer, find_layers
+from fishleg.kfac import kfac_factors, widened
+from fishleg.layers import Layer, find_layers, removed_rows
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.operators import BlockFactor, Diagonal, FullFactor, Gram, Kronecker, LowRank, Operator
 from fishleg.warmstart import AuxiliaryOptions
@@ -58,6 +60,7 @@ def estimate(
     callback: Callable[[AuxStats], None] | None = None,
     only: Collection[str] | None = None,
     batch_statistics: bool = False,
+    masks: Mapping[str, Tensor] | None = None,
 ) -> tuple[InverseFisher, float]:
     """(Q, γ) by the named method from about `samples` gradients of `sub_batch` examples each.
 
@@ -66,6 +69,7 @@ def estimate(
     the weights whose layers are wanted: Q of the rest (embeddings, say) can take more room than all of these.
     Learned Qs cover the whole model, for they may have to precondition steps of all of it.
     `batch_statistics`: BatchNorms that are in training mode normalise by the batch (not for exact).
+    `masks` say what is removed: rows that are gone as a whole have no curvature (see `Auxiliary.leave_out`).
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -81,13 +85,14 @@ def estimate(
     generator = generator or torch.Generator().manual_seed(0)
     whole_model = find_layers(model)
     layers = [layer for layer in whole_model if only is None or layer.weight in only]
+    gone = removed_rows(whole_model, masks or {})
     if method == "magnitude":
         return InverseFisher.from_model(model, "identity"), gamma or 1.0
     if method == "fishleg":
         auxiliary = learner(
             model, loader, likelihood, gamma=gamma, relative_damping=relative_damping, samples=samples,
             sub_batch=sub_batch, structure=structure, scale=scale, options=options, forward=forward,
-            generator=generator, callback=callback, batch_statistics=batch_statistics,
+            generator=generator, callback=callback, batch_statistics=batch_statistics, masks=masks,
         )  # fmt: skip
         assert auxiliary.gamma is not None
         return auxiliary.inverse, auxiliary.gamma
@@ -100,32 +105,41 @@ def estimate(
         return batch_statistics and can_use_batch_statistics(model, part)
 
     def draw(count: int, layers: list[Layer] = layers) -> Iterator[dict[str, Tensor]]:
-        """`count` vectors h, one at a time, packed by layer."""
+        """`count` vectors h at most, one at a time, packed by layer, in float32 at least."""
+        drawn = 0
         for part in pieces(count):
-            if empirical:
-                h = _empirical_h(model, part, likelihood, forward, by_batch(part))
-            else:
-                h = sample_h(
-                    model, part, likelihood, generator=generator, forward=forward,
-                    batch_statistics=by_batch(part),
-                )  # fmt: skip
-            yield {layer.name: layer.pack(h)[0] for layer in layers}
+            try:
+                if empirical:
+                    h = _empirical_h(model, part, likelihood, forward, by_batch(part))
+                else:
+                    h = sample_h(
+                        model, part, likelihood, generator=generator, forward=forward,
+                        batch_statistics=by_batch(part),
+                    )  # fmt: skip
+            except AllIgnoredError:
+                continue
+            drawn += 1
+            for name in gone.keys() & h.keys():
+                h[name][:, gone[name]] = 0
+            yield {layer.name: widened(layer.pack(h)[0]) for layer in layers}
+        if not drawn:
+            raise AllIgnoredError(f"none of {count} batches has a label that counts: no Q can be had")
 
     if gamma is None:
-        first = list(draw(min(samples, 32), whole_model))
-        stacked = {name: torch.stack([h[name] for h in first]) for name in first[0]}
-        gamma = relative_damping * mean_diagonal(stacked)
+        first = draw(min(samples, 32), whole_model)
+        diagonals = [mean_diagonal({name: h.unsqueeze(0) for name, h in one.items()}) for one in first]
+        gamma = relative_damping * sum(diagonals) / len(diagonals)
         if not gamma > 0:
             raise ValueError("cannot choose gamma: the Fisher matrix is zero on these batches; pass gamma")
     build = {"diagonal": _diagonal, "obert": _blocks, "mfac": _low_rank}
     if method in build:
         operators = build[method](layers, draw(samples), gamma, block_size)
     elif method == "exact":
-        operators = _exact(model, layers, list(pieces(samples)), likelihood, gamma, forward)
+        operators = _exact(model, layers, list(pieces(samples)), likelihood, gamma, forward, gone)
     else:
         factors = kfac_factors(
             model, layers, pieces(samples), likelihood, forward=forward, generator=generator,
-            batch_statistics=batch_statistics,
+            batch_statistics=batch_statistics, gone=gone,
         )  # fmt: skip
         operators = _diagonal([x for x in layers if x.name not in factors], draw(samples), gamma, block_size)
         for layer in layers:
@@ -162,11 +176,13 @@ def _empirical_h(
         f = forward(model, batch)
         likelihood.check(f, targets)
         valid = likelihood.valid(f, targets)
+        if valid is not None and not bool(valid.any()):
+            raise AllIgnoredError("every position of the batch is ignored (targets are all ignore_index)")
         units = likelihood.units(f) if valid is None else int(valid.sum())
         loss = likelihood.nll(f, targets) * units**0.5
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return {
-        name: (torch.zeros_like(p) if g is None else g).unsqueeze(0)
+        name: dense_gradient(p, g).unsqueeze(0)
         for (name, p), g in zip(parameters.items(), gradients, strict=True)
     }
 
@@ -188,6 +204,7 @@ def learner(
     callback: Callable[[AuxStats], None] | None = None,
     untaught: bool = False,
     batch_statistics: bool = False,
+    masks: Mapping[str, Tensor] | None = None,
 ) -> Auxiliary:
     """A Q learned from about `samples` gradients, with the learning that can go on refining it.
 
@@ -195,6 +212,11 @@ def learner(
     """
     inverse = InverseFisher.from_model(model, structure, scale=scale)
     groups = 4 if options is None else options.groups
+    batches: Iterable[Any] = ()
+    if not untaught:  # batches of few examples hold fewer groups, and more of them are needed
+        stream = sub_batches(loader, groups * sub_batch)
+        first = next(stream)
+        groups, batches = min(groups, batch_size(first)), chain([first], stream)
     steps = max(samples // groups, 4)
     options = options or AuxiliaryOptions(groups=groups, warm_start=max(steps // 2, 2))
     by_batch = options.batch_statistics or (batch_statistics and not options.vectorize)
@@ -203,8 +225,9 @@ def learner(
         model, inverse, likelihood, gamma=gamma, relative_damping=relative_damping,
         options=options, forward=forward, generator=generator,
     )  # fmt: skip
+    auxiliary.leave_out(masks or {})
     if not untaught:
-        auxiliary.learn(sub_batches(loader, groups * sub_batch), steps, min_steps=steps, callback=callback)
+        auxiliary.learn(batches, steps, min_steps=steps, callback=callback)
     return auxiliary
 
 
@@ -265,6 +288,7 @@ def _exact(
     likelihood: Likelihood,
     gamma: float,
     forward: Forward,
+    gone: Mapping[str, Tensor],
 ) -> dict[str, Operator]:
     operators: dict[str, Operator] = {}
     for layer in layers:
@@ -283,7 +307,12 @@ def _exact(
             )
             assert torch.is_tensor(column)
             columns.append(column.flatten() / len(batches))
-        F = torch.stack(columns)
+        F = widened(torch.stack(columns))
+        rows = {name: torch.zeros(shape) for name, shape in zip(layer.names, layer.shapes, strict=True)}
+        for name in gone.keys() & rows.keys():
+            rows[name][gone[name].cpu()] = 1
+        dead = layer.pack(rows).flatten().bool().to(F.device)
+        F[dead], F[:, dead] = 0, 0
         factor = FullFactor(n)
         operator = Gram(layer.shape, factor).to(F)
         with torch.no_grad():

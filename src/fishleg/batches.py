@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 Forward = Callable[[nn.Module, Any], Tensor]
+_IGNORED = -100  # the label that is left out of a loss, in torch as in the libraries of language models
 _TARGET_KEYS = ("labels", "label", "targets", "target")
 
 
@@ -43,10 +45,25 @@ def inputs_of(batch: Any) -> Any:
 def targets_of(batch: Any) -> Tensor | None:
     """The targets of a batch, or None where it has none."""
     if isinstance(batch, Mapping):
-        return next((batch[key] for key in _TARGET_KEYS if torch.is_tensor(batch.get(key))), None)
+        targets = next((batch[key] for key in _TARGET_KEYS if torch.is_tensor(batch.get(key))), None)
+        return _next_tokens(targets, batch.get("input_ids"))
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and torch.is_tensor(batch[1]):
         return batch[1]
     return None
+
+
+def _next_tokens(targets: Tensor | None, tokens: Any) -> Tensor | None:
+    """Labels that repeat the tokens are a causal language model's: position i is to predict token i + 1.
+
+    Such models shift the labels themselves when they compute their loss; here it has to be done for them.
+    """
+    if targets is None or not torch.is_tensor(tokens) or targets.shape != tokens.shape or tokens.dim() < 2:
+        return targets
+    counts = targets != _IGNORED
+    if not bool(counts.any()) or not torch.equal(targets[counts], tokens[counts]):
+        return targets
+    last = torch.full_like(targets[..., :1], _IGNORED)
+    return torch.cat([targets[..., 1:], last], dim=-1)
 
 
 def output_tensor(outputs: Any) -> Tensor:
@@ -115,6 +132,13 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def check_loader(loader: Any, name: str = "loader") -> None:
     """An iterator can be read once only, which would show after hours; say so at once."""
+    if isinstance(loader, Tensor) or (
+        isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
+    ):
+        raise ValueError(
+            f"{name} is a {type(loader).__name__}, which yields single examples: pass a DataLoader, or a "
+            "list of batches"
+        )
     if hasattr(loader, "__next__"):
         raise ValueError(f"{name} is an iterator, which can be read once only: pass a DataLoader or a list")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):

@@ -194,7 +194,7 @@ packed.safetensors (the same, small), log.jsonl, log.csv, run.json, recipe.toml 
 )
 @click.option("--print-recipe", is_flag=True, help="Write the effective recipe to standard output and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the run as JSON at the end.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="No progress; warnings stay.")
 def prune(
     model: str | None, recipe_file: str | None, print_recipe: bool, as_json: bool, quiet: bool, **options: Any
 ) -> None:
@@ -221,10 +221,9 @@ def _make(model: str | None, recipe_file: str | None, options: dict[str, Any]) -
 
 
 def _execute(run: Any, as_json: bool, quiet: bool) -> None:
-    from fishleg.tool.display import make_display
+    from fishleg.tool.display import Warnings, make_display
 
-    if not quiet:
-        run.listeners.append(make_display(run.evaluator.unit, run.evaluator.name))
+    run.listeners.append(Warnings() if quiet else make_display(run.evaluator.unit, run.evaluator.name))
     record = run.execute()
     if as_json:
         click.echo(json.dumps(record, indent=1))
@@ -235,7 +234,7 @@ def _execute(run: Any, as_json: bool, quiet: bool) -> None:
 @main.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the record of the run as JSON at the end.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="No progress; warnings stay.")
 def resume(directory: Path, as_json: bool, quiet: bool) -> None:
     """Go on with an interrupted run, to the very model it would have ended with."""
     from fishleg.tool import run as runs

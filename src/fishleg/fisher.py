@@ -8,7 +8,7 @@ belongs to one fixed function, and no buffer of the model is touched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +26,9 @@ Tensors = dict[str, Tensor]
 
 @contextmanager
 def frozen_statistics(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[None]:
-    """Eval mode inside, the old mode of every module after (recurrent layers stay: cuDNN needs training).
+    """Eval mode inside, the old mode of every module after.
+
+    Recurrent layers stay in training mode, without which cuDNN has no gradient, but lose their dropout.
 
     With `batch_statistics`, BatchNorm normalises by the batch, as it does in training, but its running
     statistics stay untouched all the same.
@@ -34,17 +36,19 @@ def frozen_statistics(model: nn.Module, *, batch_statistics: bool = False) -> It
     modes = {module: module.training for module in model.modules()}
     norms = [m for m in modes if isinstance(m, _BatchNorm) and m.training] if batch_statistics else []
     tracked = [norm.track_running_stats for norm in norms]
+    dropouts = {m: m.dropout for m in modes if isinstance(m, nn.RNNBase)}
     try:
         model.eval()
-        for module in modes:
-            if isinstance(module, nn.RNNBase):
-                module.training = modes[module]
+        for recurrent in dropouts:
+            recurrent.training, recurrent.dropout = modes[recurrent], 0.0
         for norm in norms:
             norm.training, norm.track_running_stats = True, False  # no buffer is written, not even by NaN
         yield
     finally:
         for module, mode in modes.items():
             module.training = mode
+        for recurrent, dropout in dropouts.items():
+            recurrent.dropout = dropout
         for norm, track in zip(norms, tracked, strict=True):
             norm.track_running_stats = track
 
@@ -148,10 +152,22 @@ def _one_h(
         gradients = torch.autograd.grad(
             f, list(parameters.values()), grad_outputs=c / units**0.5, allow_unused=True
         )
-    return {
-        name: torch.zeros_like(p) if g is None else g
-        for (name, p), g in zip(parameters.items(), gradients, strict=True)
-    }
+    return {name: dense_gradient(p, g) for (name, p), g in zip(parameters.items(), gradients, strict=True)}
+
+
+def dense_gradient(p: Tensor, g: Tensor | None) -> Tensor:
+    """A gradient that may be missing, or sparse as an embedding's can be."""
+    if g is None:
+        return torch.zeros_like(p)
+    return g.to_dense() if g.is_sparse else g
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Inside, compiled models run as they were written: their graphs know nothing of hooks."""
+    stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6
+    with nullcontext() if stance is None else stance("force_eager"):
+        yield
 
 
 def _vectorized_h(

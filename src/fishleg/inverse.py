@@ -213,7 +213,8 @@ class InverseFisher(nn.Module):
         return {"masks": dict(self._masks)}
 
     def set_extra_state(self, state: Any) -> None:
-        self._masks = dict(state["masks"])
+        masks = state["masks"].items()
+        self._masks = {name: mask.to(self.reference(name).device) for name, mask in masks}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InverseFisher:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -6,7 +6,7 @@ the input side is summed over positions (Grosse and Martens).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fishleg.batches import Forward, default_forward, targets_of
-from fishleg.fisher import can_use_batch_statistics, frozen_statistics
+from fishleg.fisher import can_use_batch_statistics, frozen_statistics, uncompiled
 from fishleg.layers import Layer
 from fishleg.likelihoods import Likelihood
 
@@ -30,8 +30,13 @@ def kfac_factors(
     forward: Forward = default_forward,
     generator: torch.Generator | None = None,
     batch_statistics: bool = False,
+    gone: Mapping[str, Tensor] | None = None,
 ) -> Factors:
-    """{layer: (output side E[ggᵀ], input side E[aaᵀ])} for Linear and Conv2d layers (true Fisher)."""
+    """{layer: (output side E[ggᵀ], input side E[aaᵀ])} for Linear and Conv2d layers (true Fisher).
+
+    Rows of a weight that are `gone` have no part in the output side.
+    """
+    weights = {layer.name: layer.weight for layer in layers if layer.is_matrix}
     modules = dict(model.named_modules())
     supported = {x.name: modules[x.name] for x in layers if x.is_matrix and _supported(modules.get(x.name))}
     inputs: dict[str, Tensor] = {}
@@ -50,20 +55,26 @@ def kfac_factors(
     try:
         for batch in batches:
             by_batch = batch_statistics and can_use_batch_statistics(model, batch)
-            with frozen_statistics(model, batch_statistics=by_batch), torch.enable_grad():
-                count += 1
+            with uncompiled(), frozen_statistics(model, batch_statistics=by_batch), torch.enable_grad():
                 f = forward(model, batch)
                 likelihood.check(f, targets_of(batch))
                 valid = likelihood.valid(f, targets_of(batch))
+                if valid is not None and not bool(valid.any()):
+                    continue
+                count += 1
                 c, units = likelihood.cotangent(f, generator), likelihood.units(f)
                 if valid is not None:  # ignored positions have no curvature
                     c = c * valid.unsqueeze(getattr(likelihood, "class_dim", -1))
-                    units = max(int(valid.sum()), 1)
+                    units = int(valid.sum())
                 names = [name for name in supported if name in outputs]
                 gradients = torch.autograd.grad(f, [outputs[n] for n in names], c, allow_unused=True)
                 examples, tokens = len(f), units / len(f)
                 for name, g in zip(names, gradients, strict=True):
                     if g is not None:
+                        dead = (gone or {}).get(weights[name])
+                        if dead is not None:
+                            place = (1 if isinstance(supported[name], nn.Conv2d) else g.dim() - 1,)
+                            g = g.index_fill(*place, dead.nonzero().squeeze(1), 0)
                         bias = len(next(x for x in layers if x.name == name).names) == 2
                         sides = _sides(supported[name], inputs[name], g / tokens**0.5, bias, examples)
                         old = totals.get(name)
@@ -76,6 +87,11 @@ def kfac_factors(
         for handle in handles:
             handle.remove()
     return {name: (sides[0] / count, sides[1] / count) for name, sides in totals.items()}
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In float32 at least: sums of squares, and their inverses, need more than half precision has."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def _supported(module: nn.Module | None) -> bool:
@@ -92,7 +108,7 @@ def _sides(module: nn.Module, a: Tensor, g: Tensor, bias: bool, examples: int) -
         padding = module.padding if isinstance(module.padding, tuple) else (0, 0)
         a = functional.unfold(a, module.kernel_size, module.dilation, padding, module.stride).mT
         g = g.flatten(2).mT
-    a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
+    a, g = widened(a.reshape(-1, a.shape[-1])), widened(g.reshape(-1, g.shape[-1]))
     if bias:
         a = torch.cat([a, torch.ones_like(a[:, :1])], dim=1)
     positions = len(g) / examples

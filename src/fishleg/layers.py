@@ -7,7 +7,7 @@ gets a diagonal Q.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,18 @@ def register_layer(module_type: type[nn.Module], matrices: list[tuple[str, str |
     Each weight must have its outputs first: [n_out, n_in, *kernel].
     """
     _MATRICES[module_type] = matrices
+
+
+def removed_rows(layers: Iterable[Layer], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By parameter: rows of a weight of which masks keep nothing, and what they remove of a vector."""
+    found = {}
+    for layer in layers:
+        for name in layer.names:
+            if name in masks:
+                gone = ~masks[name].flatten(1).any(1) if masks[name].dim() > 1 else ~masks[name]
+                if bool(gone.any()):
+                    found[name] = gone
+    return found
 
 
 def find_layers(model: nn.Module) -> list[Layer]:

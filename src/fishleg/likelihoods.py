@@ -39,7 +39,9 @@ class Likelihood(ABC):
         """
         with torch.enable_grad():
             leaf = f.detach().requires_grad_()
-            loss = self.nll(leaf, self.sample(f.detach(), generator)) * self.units(f)
+            device = f.device if generator is None else generator.device  # where it can draw
+            sampled = self.sample(f.detach().to(device), generator).to(f.device)
+            loss = self.nll(leaf, sampled) * self.units(f)
             return torch.autograd.grad(loss, leaf)[0]
 
     def output_fisher(self, f: Tensor, t: Tensor) -> Tensor:

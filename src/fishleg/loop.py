@@ -21,9 +21,10 @@ from torch.utils.hooks import RemovableHandle
 
 from fishleg.auxiliary import Auxiliary
 from fishleg.batches import check_loader, cycle, move_batch, targets_of
+from fishleg.distributed import mean_over_processes
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
-from fishleg.masking import keep_zeros, zero_masked
+from fishleg.masking import check_owner, keep_zeros, zero_masked
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
 
@@ -172,6 +173,7 @@ def attach(
             f"after {done} steps {due} of {total} prunings should be done, and "
             f"the surgeon has reached {reached:g}: load its state_dict, or pass the number of steps as done"
         )
+    check_owner(optimizer, surgeon.model, surgeon.prunable)
     surgeon.trains = True
     count = done - start
 
@@ -272,7 +274,7 @@ class Gradual:
             self._restore_modes()
         if not found:
             raise ValueError(f"none of the first {count} training batches has a label that counts")
-        mean = sum(found) / len(found)
+        mean = mean_over_processes(model, sum(found) / len(found))
         if not math.isfinite(mean):
             raise ValueError(f"the model's loss on the training loader is not finite: {mean}")
         return mean
@@ -284,16 +286,23 @@ class Gradual:
             self._restore_modes()
             return surgeon.refine(self.tuning.refine)
         inverse = surgeon.inverse or surgeon.estimate()
-        self.learning = surgeon.learning
+        self._start()
+        return inverse
+
+    def _start(self) -> None:
+        """Once there is a Q: the optimizer, which may share it."""
+        self.learning = self.surgeon.learning
         self.optimizer = self._make_optimizer()
         self._restore_modes()
-        return inverse
 
     def prune(self, sparsity: float, *, inverse: InverseFisher | None = None) -> PruneStep:
         """The first half of a stage: look, remove, compensate."""
         surgeon = self.surgeon
         cuts, refine = (self.tuning.cuts, self.tuning.refine) if self.tuning.refine else (1, 1)
-        step = surgeon.prune(sparsity, inverse=inverse or self.look(), cuts=cuts, refine=refine)
+        inverse = inverse or self.look()
+        if self.optimizer is None:
+            self._start()
+        step = surgeon.prune(sparsity, inverse=inverse, cuts=cuts, refine=refine)
         surgeon.model.eval()
         self.step = 0
         return step
@@ -428,7 +437,7 @@ class Gradual:
         own loss is larger than 1, as it is for targets of a large scale, it is the unit of all these: the
         noise is of its size. (The constants were found by trial on ResNet20 and ResNet18.)
         """
-        self.recent = [*self.recent[-9:], loss]
+        self.recent = [*self.recent[-9:], mean_over_processes(self.surgeon.model, loss)]
         left = 1.0 if self._floor is None else self.given  # None: nobody knows how low the loss can get
         unit = max(1.0, self.given)
         L = max(sum(self.recent) / len(self.recent) - self.given, 0.0) + _HOPE * left
@@ -446,7 +455,11 @@ class Gradual:
             if targets is None:
                 raise ValueError("a training batch has no targets, others had: fine-tuning needs them")
             self._floor = likelihood.nll_floor(f)
-            return likelihood.nll(f, targets)
+            try:
+                return likelihood.nll(f, targets)
+            except (IndexError, RuntimeError, ValueError):
+                likelihood.check(f, targets)  # which may know a better word for what is wrong
+                raise
         self._floor = 0.0
         with torch.no_grad():
             reference = forward(self.teacher, batch)

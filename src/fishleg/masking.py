@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fishleg.batches import Forward, cycle, default_forward, move_batch
+from fishleg.layers import find_layers
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +38,19 @@ def zero_masked(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tens
 
 
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
-    """The masks of a pruned model, from its zeros: every matrix or kernel that has some."""
-    return {
+    """The masks of a pruned model, from its zeros: every matrix or kernel that has some.
+
+    A row that is gone takes its bias along, where that is zero, too.
+    """
+    masks = {
         name: p.detach() != 0 for name, p in model.named_parameters() if p.dim() > 1 and bool((p == 0).any())
     }
+    for layer in find_layers(model):
+        if layer.is_matrix and layer.bias is not None and layer.weight in masks:
+            gone = ~masks[layer.weight].flatten(1).any(1) & (model.get_parameter(layer.bias) == 0)
+            if bool(gone.any()):
+                masks[layer.bias] = ~gone
+    return masks
 
 
 def keep_zeros(
@@ -53,12 +63,24 @@ def keep_zeros(
     masks = masks_of(model) if masks is None else masks
     if not masks:
         raise ValueError("the model has no zeros to keep: prune it first, or pass masks")
+    check_owner(optimizer, model, masks)
 
     def enforce(optimizer: Optimizer, *_: Any) -> None:
         zero_masked(optimizer, model, masks)
 
     enforce(optimizer)
     return optimizer.register_step_post_hook(enforce)
+
+
+def check_owner(optimizer: Optimizer, model: nn.Module, names: Iterable[str]) -> None:
+    """An error where the optimizer moves none of these parameters: it is another model's then."""
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    names = list(names)
+    if not any(id(model.get_parameter(name)) in moved for name in names):
+        raise ValueError(
+            f"the optimizer has none of the model's pruned parameters ({', '.join(names[:3])} ...): it is "
+            "that of another model; fishleg.prune returns a copy, which needs an optimizer of its own"
+        )
 
 
 def renewable_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -114,19 +136,26 @@ def refresh_batchnorm(
                 if "more than 1 value per channel" not in str(error):
                     raise
         if not seen:
-            for norm, statistics in before.items():
-                norm.load_state_dict(statistics)
+            _restore(before)
             logger.warning(
                 "BatchNorm's statistics are those from before the pruning: they need batches of more than "
                 "one example, and the loader has none"
             )
             return 0
+    except BaseException:
+        _restore(before)
+        raise
     finally:
         for module, mode in modes.items():
             module.training = mode
         for norm, momentum in momenta.items():
             norm.momentum = momentum
     return len(norms)
+
+
+def _restore(before: Mapping[_BatchNorm, dict[str, Any]]) -> None:
+    for norm, statistics in before.items():
+        norm.load_state_dict(statistics)
 
 
 def _by_parameter(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[nn.Parameter, Tensor]:

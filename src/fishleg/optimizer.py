@@ -144,6 +144,7 @@ class FishLeg(Optimizer):
         if restrict:
             self.inverse.restrict(masks)
         self.masks = {name: mask.clone() for name, mask in masks.items()}
+        self.auxiliary.leave_out(self.masks)
         for _, p, name in self._parameters():
             if name in self.masks:
                 with torch.no_grad():
@@ -331,7 +332,10 @@ class FishLeg(Optimizer):
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "fishleg"})
         self.inverse.load_state_dict(own["inverse"])
         self.auxiliary.load_state_dict(own["auxiliary"])
-        self.masks, self.steps = own["masks"], own["steps"]
+        device = {name: p.device for _, p, name in self._parameters()}
+        self.masks = {name: mask.to(device.get(name, mask.device)) for name, mask in own["masks"].items()}
+        self.auxiliary.leave_out(self.masks)
+        self.steps = own["steps"]
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("FishLeg cannot be copied or pickled: make a new one and load this one's state_dict")

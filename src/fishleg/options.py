@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,11 @@ class SurgeonOptions:
         for name in ("include", "exclude"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be a list of regular expressions, got {getattr(self, name)!r}")
+            for expression in getattr(self, name):
+                try:
+                    re.compile(expression)
+                except re.error as error:
+                    raise ValueError(f"{name}: {expression!r} is no regular expression: {error}") from None
         for name in ("samples", "sub_batch", "block_size"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")

@@ -205,13 +205,13 @@ def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Mask
     available = int((flat < math.inf).sum())
     if count > available:
         raise ValueError(
-            f"cannot remove {count} of {total} weights (sparsity {sparsity:.4f}): the pattern and the floor "
+            f"cannot remove {count} of {total} (sparsity {sparsity:.4f}): the pattern and the floor "
             f"leave {available} that may go, so at most {available / total:.4f} is possible"
         )
     gone = int((flat == -math.inf).sum())
     if count < gone:
         raise ValueError(
-            f"cannot remove {count} of {total} weights (sparsity {sparsity:.4f}): {gone} are removed already"
+            f"cannot remove {count} of {total} (sparsity {sparsity:.4f}): {gone} are removed already"
         )
     removed = torch.zeros(total, dtype=torch.bool)
     removed[flat.argsort(stable=True)[:count]] = True

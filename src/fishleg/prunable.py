@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fishleg.batches import Forward, move_batch
-from fishleg.fisher import frozen_statistics
+from fishleg.fisher import frozen_statistics, uncompiled
 from fishleg.options import SurgeonOptions
 from fishleg.patterns import Pattern
 
@@ -66,9 +66,12 @@ def last_called(
         return called[-1] if called else None  # that there are no data is told later
     with ExitStack() as hooks:
         for name in matrices:
-            module = model.get_submodule(name.rpartition(".")[0])
-            hooks.callback(module.register_forward_hook(lambda *_, name=name: called.append(name)).remove)
-        with frozen_statistics(model):
+            weight = model.get_parameter(name)
+            for module in model.modules():  # a weight that is tied has several
+                if any(p is weight for p in module.parameters(recurse=False)):
+                    note = module.register_forward_hook(lambda *_, name=name: called.append(name))
+                    hooks.callback(note.remove)
+        with uncompiled(), frozen_statistics(model):
             forward(model, move_batch(batch, next(model.parameters()).device))
     return called[-1] if called else None
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.exchange import exchange
+from fishleg.fisher import first_non_finite
 from fishleg.inverse import InverseFisher
 from fishleg.layers import Layer
 from fishleg.obs import (
@@ -152,11 +153,19 @@ class Scalpel:
         to the kept weights knows nothing of the rest and is asked about what goes now.
         """
         predicted = 0.0
+        new: dict[str, Tensor] = {}
         for name, mask in masks.items():
             layer, w, result = self._compensated(q, name, mask)
             predicted += result.predicted
             for part, value in layer.unpack(w + result.delta).items():
-                self.weight(part).copy_(value)
+                new[part] = value.to(self.weight(part).dtype)
+        if (bad := first_non_finite(new)) is not None:
+            raise ValueError(
+                f"the compensation of {bad!r} is not finite; nothing was changed. More damping may help "
+                "(relative_damping), or a model in float32"
+            )
+        for part, value in new.items():
+            self.weight(part).copy_(value)
         return predicted
 
     def _compensated(self, q: InverseFisher, name: str, mask: Tensor) -> tuple[Layer, Tensor, Compensation]:

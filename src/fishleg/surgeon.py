@@ -19,9 +19,10 @@ from fishleg import prunable
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.baselines import DAMPING, EXCHANGE_DAMPING, estimate, learner, sub_batches
 from fishleg.batches import Forward, check_loader, cycle, default_forward
+from fishleg.distributed import take_from_first, tell_if_alone
 from fishleg.inverse import InverseFisher
 from fishleg.layers import find_layers
-from fishleg.likelihoods import Likelihood, as_likelihood
+from fishleg.likelihoods import Categorical, Likelihood, as_likelihood
 from fishleg.masking import normalised_by_batch, refresh_batchnorm
 from fishleg.options import SurgeonOptions
 from fishleg.patterns import Masks, as_pattern, check_sparsities
@@ -68,7 +69,10 @@ class Surgeon:
         """`overrides` are fields of SurgeonOptions, for short: Surgeon(model, loader, pattern="2:4")."""
         if options is not None and overrides:
             raise ValueError(f"pass either options or keywords, got both ({', '.join(overrides)})")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         check_loader(loader)
+        tell_if_alone(model)
         self.options = options or SurgeonOptions(**overrides)
         self.model, self.loader, self.forward = model, loader, forward
         self.likelihood = as_likelihood(likelihood)
@@ -142,6 +146,7 @@ class Surgeon:
                     block_size=o.block_size, only=set(self.prunable),
                     batch_statistics=bool(o.batch_statistics), **self._estimation(),
                 )  # fmt: skip
+            take_from_first(self.model, [*self.inverse.parameters(), *self.inverse.buffers()])
         if self.gamma is None and o.method != "magnitude":  # which has none: Q = I
             self.gamma = gamma
         return self.inverse
@@ -181,7 +186,7 @@ class Surgeon:
         return {
             "gamma": self.gamma, "relative_damping": self._relative_damping, "samples": o.samples,
             "sub_batch": o.sub_batch, "structure": o.structure, "options": o.auxiliary, "scale": o.scale,
-            "forward": self.forward, "generator": self.generator,
+            "forward": self.forward, "generator": self.generator, "masks": self.masks,
         }  # fmt: skip
 
     def refine(self, steps: int | None = None) -> InverseFisher:
@@ -226,6 +231,8 @@ class Surgeon:
         if not self.history and not self.yardstick.count:
             next(cycle(self.loader))  # an empty loader is an error, before anything is changed
         before, old = self.yardstick.outputs(), self.masks
+        if not self.history:
+            self._look_at_outputs(before)
         zeros = {name: self.scalpel.weight(name) == 0 for name in self.prunable}
         q = inverse or self.estimate()
         cuts = cuts if self.learning is not None else 1
@@ -239,6 +246,9 @@ class Surgeon:
             self.masks = {**new, **self.scalpel.bias_masks(new)}
             if self.options.batchnorm_batches:
                 refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
+            take_from_first(self.model, [*self.masks.values(), *self.model.state_dict().values()])
+            if self.learning is not None:
+                self.learning.leave_out(self.masks)
             if left:
                 q = self.refine(refine)
         step = PruneStep(
@@ -255,15 +265,30 @@ class Surgeon:
         self.history.append(step)
         return step
 
+    def _look_at_outputs(self, outputs: Sequence[Tensor]) -> None:
+        """Say so when they are probabilities already: their softmax is taken once more then."""
+        if isinstance(self.likelihood, Categorical) and outputs:
+            f = outputs[0].movedim(self.likelihood.class_dim, -1)
+            if bool((f >= 0).all()) and bool(((f.sum(-1) - 1).abs() < 1e-3).all()):
+                logger.warning(
+                    "the model's outputs look like probabilities, and logits are expected: leave out its "
+                    "last softmax, or F is that of another, much flatter distribution"
+                )
+
     def _compare(self, step: PruneStep) -> None:
         """Say so when the quadratic model was badly wrong: then more, smaller steps are due."""
         if self.options.method == "magnitude" or step.measured is None:
             return
-        low, high = sorted((step.predicted, step.measured))
-        if high > 0.05 and high > 5 * low:
+        if step.measured > 0.05 and step.measured > 5 * step.predicted:
             logger.warning(
                 "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: the quadratic model "
                 "does not hold over so large a step; use more stages, more samples or another damping",
+                step.sparsity, step.measured, step.predicted,
+            )  # fmt: skip
+        elif step.predicted > 0.05 and step.predicted > 5 * step.measured:
+            logger.warning(
+                "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: better than feared, "
+                "but Q is not to be trusted then, nor its choice of weights; more samples may help",
                 step.sparsity, step.measured, step.predicted,
             )  # fmt: skip
 

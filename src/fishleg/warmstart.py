@@ -130,4 +130,7 @@ class WarmStart:
         return {"count": self.count, "samples": self.samples, "moments": self.moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.count, self.samples, self.moments = state["count"], state["samples"], state["moments"]
+        self.count, self.samples = state["count"], state["samples"]
+        device = next((p.device for p in self.operator.parameters()), None)
+        moments = state["moments"]
+        self.moments = None if moments is None else [moment.to(device) for moment in moments]

@@ -122,7 +122,8 @@ def cards(run: dict[str, Any], steps: Sequence[Step], metric: Metric) -> str:
     if sparsity is None and (reached := [step.sparsity for step in steps if not step.rejected]):
         sparsity = reached[-1]
     if sparsity is not None:
-        of = f"of {count(prunable)} prunable weights" if prunable else ""
+        rows = run.get("pattern") == "rows"
+        of = "of the rows" if rows else f"of {count(prunable)} prunable weights" if prunable else ""
         aim = f"target {percent(target)}" if target is not None else ""
         found.append(card("Sparsity", percent(sparsity), of, aim))
 

@@ -31,7 +31,18 @@ def count_macs(model: nn.Module, batch: Any, forward: Forward) -> dict[str, int]
     found: dict[str, int] = {}
     size = batch_size(batch)
 
+    def add(weight: Any, positions: int) -> None:
+        if torch.is_tensor(weight) and id(weight) in names:
+            name = names[id(weight)]
+            found[name] = found.get(name, 0) + positions * weight.numel()
+
     def count(module: nn.Module, _: Any, output: Any) -> None:
+        if isinstance(module, nn.MultiheadAttention):  # it uses its weights itself, out_proj's included
+            positions = output[0].numel() // (size * module.embed_dim)
+            for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                add(getattr(module, name, None), positions)
+            add(module.out_proj.weight, positions)
+            return
         weight = getattr(module, "weight", None)
         if (
             not torch.is_tensor(weight)
@@ -44,9 +55,7 @@ def count_macs(model: nn.Module, batch: Any, forward: Forward) -> dict[str, int]
             return
         # convolutions have their channels second, everything else last
         channels = output.shape[1] if weight.dim() > 2 else output.shape[-1]
-        positions = output.numel() // (size * max(channels, 1))
-        name = names[id(weight)]
-        found[name] = found.get(name, 0) + positions * weight.numel()
+        add(weight, output.numel() // (size * max(channels, 1)))
 
     handles = [module.register_forward_hook(count) for module in model.modules()]
     try:
@@ -208,6 +217,8 @@ def _for_params(surgeon: Surgeon, most: int) -> float:
         raise ToolError(
             f"max_params is {most:,}, but {total - prunable:,} parameters (biases, norms, excluded ones) stay"
         )
+    if surgeon.pattern.whole_rows:
+        raise ToolError("max_params cannot tell how many rows to remove: use sparsity or max_flops with rows")
     # one weight of room, so that rounding the count cannot end above the budget
     return min((total - most + 0.5) / prunable, 1 - 0.5 / prunable)
 

@@ -181,3 +181,16 @@ def duration(seconds: float) -> str:
         return f"{seconds} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class Warnings(Listener):
+    """What is left where no progress is wanted."""
+
+    def event(self, event: Event) -> None:
+        """Only what the user must know."""
+        if event["event"] == "warning":
+            print(event["message"], file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+        return

@@ -109,7 +109,11 @@ def look_into(path: Path, pattern: str | None = None) -> Inspection:
     pruned = [t for t in tensors if t.name in (prunable or zeroed)]
     sparsity_of = "prunable matrices" if prunable else "matrices that have zeros"
     zeros, total = sum(t.sparsity * t.size for t in pruned), sum(t.size for t in pruned)
-    packed = len(to_bytes({name: t.contiguous() for name, t in pack(state).items()}))
+    beside = path.with_name("packed.safetensors")  # a run's, with its recipe
+    if path.name in ("model.safetensors", beside.name) and beside.is_file():
+        packed = beside.stat().st_size
+    else:
+        packed = len(to_bytes({name: t.contiguous() for name, t in pack(state).items()}))
     verdicts = [t.holds for t in tensors if t.holds is not None]
     holds = None if pattern is None else bool(verdicts) and all(verdicts)
     sparsity = zeros / total if total else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,8 +31,12 @@ def pack(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def unpack(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The plain state dict; one that was never packed is returned as it is."""
+def unpack(packed: Mapping[str, Tensor] | str | Path) -> dict[str, Tensor]:
+    """The plain state dict of a packed one, or of its file; one that was never packed stays as it is."""
+    if isinstance(packed, (str, Path)):
+        from safetensors.torch import load_file
+
+        packed = load_file(packed)
     state: dict[str, Tensor] = {}
     for name, tensor in packed.items():
         if name.endswith(_MASK):

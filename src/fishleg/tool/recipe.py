@@ -66,7 +66,7 @@ class Recipe:
     sparsity: float | None = _option(
         "target",
         None,
-        "Fraction of weights to remove; default: 0.9, or all that an N:M pattern asks for.",
+        "Fraction of weights (of rows, if these go) to remove; default: 0.9, or all that N:M asks for.",
         rule="(0, 1)",
     )
     sparsities: list[float] = _option("target", [], "The whole schedule, instead of --sparsity.")
@@ -138,7 +138,7 @@ class Recipe:
 
     out: str = _option("run", "fishleg-run", "Directory for everything the run writes.")
     seed: int = _option("run", 0, "Seed of everything random.", rule="[0, 4294967296)")
-    device: str = _option("run", "auto", "auto, cpu, cuda, cuda:1, mps ...")
+    device: str = _option("run", "auto", "auto, cpu, cuda, cuda:1 ...")
     threads: int | None = _option("run", None, "CPU threads; default: torch's.", rule=">= 1")
     checkpoint_minutes: float = _option("run", 5.0, "A checkpoint this often while training.", rule="> 0")
     keep: int = _option("run", 3, "Checkpoints to keep.", rule=">= 1")

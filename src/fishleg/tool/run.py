@@ -250,6 +250,12 @@ class Run:
                 f"the {self.evaluator.name} is measured on the calibration data; name data that the model "
                 "has not seen (eval_data) to know what pruning really costs"
             )
+        unknown = [name for name in self.surgeon.prunable if name not in self.macs]
+        if unknown:
+            self.warn(
+                f"the multiply-adds of {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''} are not "
+                "known (used by no module that can be watched): all figures, and max_flops, leave them out"
+            )
         chance = 1 / max(self.evaluator.classes, 1)
         if self.evaluator.name == "accuracy" and dense.metric < 1.5 * chance:
             self.warn(

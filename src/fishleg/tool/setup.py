@@ -189,7 +189,7 @@ def as_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        float(torch.zeros(1, device=device))  # device "meta" holds no values
+        float(torch.zeros(1, device=device, dtype=torch.float64))  # "meta" has no values, mps no float64
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ToolError(f"device {name!r} cannot be used: {reason}") from None
