@@ -26,6 +26,12 @@ def groups_of(q: Operator) -> Tensor:
     return torch.randint(q.n, (3, 2), generator=torch.Generator().manual_seed(q.n))
 
 
+def rows_of(q: Operator) -> Tensor:
+    """The first entries, but for one, of every row."""
+    last = q.shape[-1]
+    return torch.arange(0, q.n, last).unsqueeze(1) + torch.arange(max(last - 1, 1))
+
+
 def batch_of(q: Operator) -> Tensor:
     return torch.randn(2, 3, *q.shape, generator=torch.Generator().manual_seed(q.n))
 
@@ -62,6 +68,10 @@ METHODS: dict[str, tuple[Callable[[Operator], Tensor], Callable[[Operator, Tenso
     "blocks": (
         lambda q: q.blocks(groups_of(q)),
         lambda q, Q: torch.stack([Q[g][:, g] for g in groups_of(q)]),
+    ),
+    "blocks-of-rows": (
+        lambda q: q.blocks(rows_of(q)),
+        lambda q, Q: torch.stack([Q[g][:, g] for g in rows_of(q)]),
     ),
 }
 

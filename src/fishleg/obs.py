@@ -49,7 +49,7 @@ def row_saliency(w: Tensor, q: Operator) -> Tensor:
     n_out, n_in = w.shape
     if isinstance(q, Kronecker):
         scaled = w if q.log_d is None else w / q.log_d.exp()
-        whitened: Tensor = torch.linalg.solve(q.R.dense(), scaled.mT).mT
+        whitened = q.R.solve_matrix(scaled)
         e2 = torch.ones_like(w) if q.log_e is None else (2 * q.log_e).exp()
         scores: Tensor = 0.5 * (whitened.square() / q.L.left_squares(e2)).sum(-1)
         return scores

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.operators.base import Operator
-from fishleg.operators.factors import Factor, add_moments
+from fishleg.operators.factors import DiagonalFactor, Factor, add_moments
+
+_ROOM = 2**24  # numbers that a product of many small blocks may take at a time
 
 
 class Kronecker(Operator):
@@ -122,6 +124,29 @@ class Kronecker(Operator):
             d = self.log_d.exp().flatten()
             values = d[r] * d[c] * values
         return values.reshape(shape)
+
+    def blocks(self, groups: Tensor) -> Tensor:
+        """Of groups within a row o: Q_ij = d_i d_j Σ_b r_ib s_ob r_jb with s = (L∘L)E², a product each."""
+        n_in = self.shape[1]
+        rows, columns = groups // n_in, groups % n_in
+        if not groups.numel() or not bool((rows == rows[:, :1]).all()):
+            return super().blocks(groups)
+        D, E2 = self._scales()
+        s = self.L.left_squares(self.R.ones().expand(self.shape) if E2 is None else E2)
+        R = None if isinstance(self.R, DiagonalFactor) else self.R.dense()
+        chunk = 1 + _ROOM // (n_in * groups.shape[1])
+        parts = []
+        for row, column in zip(rows[:, 0].split(chunk), columns.split(chunk), strict=True):
+            if R is None:
+                squares = self.R.gram_diag()[column]
+                parts.append(torch.diag_embed(squares * s[row].gather(1, column)))
+            else:
+                parts.append((R[column] * s[row].unsqueeze(1)) @ R[column].mT)
+        values = torch.cat(parts)
+        if D is not None:
+            d = D.flatten()[groups]
+            values = d.unsqueeze(-1) * d.unsqueeze(-2) * values
+        return values
 
     def set_scale_(self, scale: float) -> None:
         self.L.eye_()
