@@ -138,8 +138,9 @@ class Kronecker(Operator):
         parts = []
         for row, column in zip(rows[:, 0].split(chunk), columns.split(chunk), strict=True):
             if R is None:
-                squares = self.R.gram_diag()[column]
-                parts.append(torch.diag_embed(squares * s[row].gather(1, column)))
+                squares = self.R.gram_diag()[column] * s[row].gather(1, column)
+                same = column.unsqueeze(-1) == column.unsqueeze(-2)
+                parts.append(same * squares.unsqueeze(-1))
             else:
                 parts.append((R[column] * s[row].unsqueeze(1)) @ R[column].mT)
         values = torch.cat(parts)
