@@ -359,6 +359,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"{RUN} --max-drop 1% --mode one-shot", "max_drop is a search in stages"),
         (f"{RUN} --max-params 0", "max_params must be >= 1, got 0"),
         (f"{RUN} --max-params 1000000", "the model has only 314"),
+        (f"{RUN} --max-params 250 --pattern rows", "max_params cannot tell how many rows to remove"),
         (f"{RUN} --max-params 20", "26 parameters (biases, norms, excluded ones) stay"),
         (f"{RUN} --max-flops 0", "max_flops must be > 0, got '0'"),
         (f"{RUN} --max-flops 120%", "max_flops must be in (0 %, 100 %), got '120%'"),

@@ -337,6 +337,11 @@ def test_commands_print_what_scripts_want(tmp_path, monkeypatch):
     def call(*arguments):
         result = runner.invoke(main, [str(a) for a in arguments])
         assert result.exit_code == 0, result.output
+        if "--quiet" in arguments:  # no progress, but what the user must know
+            assert result.stderr.splitlines() == [
+                "warning: the accuracy is measured on the calibration data; name data that the model has not "
+                "seen (eval_data) to know what pruning really costs"
+            ]
         return result.stdout
 
     flags = ["--data", QUICK["data"], "--samples", 16, "--sub-batch", 8]

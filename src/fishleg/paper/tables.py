@@ -32,7 +32,34 @@ def tables(results: Path) -> dict[str, str]:
     found.update(_estimation(records["estimation"]["summary"]))
     found.update(_ablation(records["ablation"]))
     found.update(_claims(records["claims"]["summary"]))
-    return {**found, **tables_of(results)}
+    return {**found, **tables_of(results), "cost": cost(results)}
+
+
+def cost(results: Path) -> str:
+    """Core-hours of every experiment with ResNet18; a dense model that several start from is counted once.
+
+    Where a part's CPU seconds were not noted, those by the clock stand in for them: never less.
+    """
+    seen: set[str] = set()
+    rows: list[list[Cell]] = []
+    totals: dict[str, float] = {}
+    for path in sorted(results.glob("*structured-*.json")):
+        if ".old" in path.stem:
+            continue
+        units = json.loads(path.read_text("utf-8"))["units"]
+        spent = sum(unit.get("cpu_seconds", unit.get("seconds", 0.0)) for unit in units.values())
+        dense = units["dense"]
+        if dense["weights"] not in seen:
+            seen.add(dense["weights"])
+            spent += sum(epoch.get("cpu_seconds", 0.0) for epoch in dense["curve"])
+        name, _, config = path.stem.partition("-")
+        dataset = "tiny-imagenet" if config.startswith("tiny") else "cifar10"
+        rows.append([f"`{name} --config {config}`", str(len(units)), f"{spent / 3600:.2f}"])
+        if config != "cifar10-wide":  # which is apart
+            totals[dataset] = totals.get(dataset, 0.0) + spent
+    for dataset, total in totals.items():
+        rows.append([f"all of {dataset}{' but -wide' * (dataset == 'cifar10')}", "", f"{total / 3600:.2f}"])
+    return markdown(["experiment", "parts", "core-hours"], rows)
 
 
 def tables_of(results: Path) -> dict[str, str]:
