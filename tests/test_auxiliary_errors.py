@@ -142,7 +142,6 @@ FAILURES: dict[str, tuple[Callable[[], Auxiliary], Tensor, str]] = {
         X,
         r"the probe u must be finite and not zero, got ‖u‖² = 0",
     ),
-    "groups": (lambda: make(groups=5, vectorize=True), X, "batch size divisible by groups, got 12 and 5"),
 }
 
 

@@ -173,7 +173,7 @@ def attach(
             f"after {done} steps {due} of {total} prunings should be done, and "
             f"the surgeon has reached {reached:g}: load its state_dict, or pass the number of steps as done"
         )
-    check_owner(optimizer, surgeon.model, surgeon.prunable)
+    check_owner(optimizer, map(surgeon.model.get_parameter, surgeon.prunable))
     surgeon.trains = True
     count = done - start
 

@@ -63,7 +63,7 @@ def keep_zeros(
     masks = masks_of(model) if masks is None else masks
     if not masks:
         raise ValueError("the model has no zeros to keep: prune it first, or pass masks")
-    check_owner(optimizer, model, masks)
+    check_owner(optimizer, _by_parameter(model, masks))
 
     def enforce(optimizer: Optimizer, *_: Any) -> None:
         zero_masked(optimizer, model, masks)
@@ -72,14 +72,13 @@ def keep_zeros(
     return optimizer.register_step_post_hook(enforce)
 
 
-def check_owner(optimizer: Optimizer, model: nn.Module, names: Iterable[str]) -> None:
+def check_owner(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
     """An error where the optimizer moves none of these parameters: it is another model's then."""
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    names = list(names)
-    if not any(id(model.get_parameter(name)) in moved for name in names):
+    if not any(id(p) in moved for p in parameters):
         raise ValueError(
-            f"the optimizer has none of the model's pruned parameters ({', '.join(names[:3])} ...): it is "
-            "that of another model; fishleg.prune returns a copy, which needs an optimizer of its own"
+            "the optimizer has none of the model's pruned parameters: it is that of another model; "
+            "fishleg.prune returns a copy, which needs an optimizer of its own"
         )
 
 

@@ -123,7 +123,10 @@ def load(name: str, **changes: Any) -> Config:
         seen, base = base, values.pop("extends")
         if base not in names() or base == seen:
             raise ValueError(f"{name}: extends must be one of {', '.join(names())}, got {base!r}")
-        values = {**_values(base), **values}
+        below = _values(base)
+        if "seeds" in values and "crossed_seeds" not in values:
+            below.pop("crossed_seeds", None)  # they are some of the seeds, of the others
+        values = {**below, **values}
     known = {field.name for field in fields(Config)}
     if "dataset" not in values or (unknown := sorted(values.keys() - known)):
         wrong = "dataset is missing" if "dataset" not in values else f"unknown: {', '.join(unknown)}"
