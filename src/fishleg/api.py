@@ -78,13 +78,10 @@ def prune(
             f"{place} sparsity {step.sparsity:.1%}: KL of this step predicted {step.predicted:.3g}{measured}"
         )
 
-    def stage_done(step: PruneStep) -> None:
+    def pruned_for_good(step: PruneStep) -> None:
+        pruned(step)
         if on_stage is not None:
             on_stage(step)
-
-    def both(step: PruneStep) -> None:
-        pruned(step)
-        stage_done(step)
 
     def step_done(p: Progress) -> None:
         if p.step in (1, p.steps) or p.step % 100 == 0:
@@ -100,10 +97,10 @@ def prune(
                 tuning,
                 on_prune=pruned,
                 on_step=step_done,
-                on_stage=stage_done,
+                on_stage=on_stage,
             )
         else:
-            surgeon.staged(targets, both)
+            surgeon.staged(targets, pruned_for_good)
         moved = surgeon.yardstick.moved(dense)
     total = "" if moved is None else f"; KL to the dense model's outputs {moved:.3g} on the first batches"
     what = "rows" if surgeon.pattern.whole_rows else "prunable weights"

@@ -33,7 +33,7 @@ from fishleg.fisher import (
     sampled_product,
 )
 from fishleg.inverse import InverseFisher
-from fishleg.layers import removed_rows
+from fishleg.layers import removed_rows, zero_rows_
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.operators import Kronecker
 from fishleg.warmstart import AuxiliaryOptions, WarmStart
@@ -125,13 +125,6 @@ class Auxiliary:
         Behind a BatchNorm they would have a huge one: of a channel that is always zero it makes the most.
         """
         self._gone = removed_rows(self.inverse.layers.values(), masks)
-
-    def _without_gone(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Vectors of the model's parameters, [groups, *shape], zero where rows are gone."""
-        for name, gone in self._gone.items():
-            if name in tensors:
-                tensors[name][:, gone.to(tensors[name].device)] = 0
-        return tensors
 
     def step(self, batch: Any, *, lr_factor: float = 1.0) -> AuxStats:
         """One update of λ from the inputs of one batch. Raises before anything is changed."""
@@ -286,7 +279,8 @@ class Auxiliary:
             vectorize=self.options.vectorize,
             batch_statistics=by_batch,
         )
-        return self._without_gone(samples)
+        zero_rows_(samples, self._gone)
+        return samples
 
     def _damping(self, samples: Mapping[str, Tensor]) -> float:
         if self.gamma is not None:
@@ -356,8 +350,7 @@ class Auxiliary:
         v = self.inverse.unpack({name: value.detach() for name, value in v_packed.items()})
         if self.options.exact_products:
             product = fisher_product(self.model, batch, self.likelihood, v, forward=self.forward)
-            rows = self._without_gone({name: value.unsqueeze(0) for name, value in product.items()})
-            product = {name: value[0] for name, value in rows.items()}
+            zero_rows_({name: value.unsqueeze(0) for name, value in product.items()}, self._gone)
         else:
             product = sampled_product(samples, v)
         F_v = self.inverse.pack(product)

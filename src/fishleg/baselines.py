@@ -28,7 +28,7 @@ from fishleg.fisher import (
 )
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
 from fishleg.kfac import kfac_factors, widened
-from fishleg.layers import Layer, find_layers, removed_rows
+from fishleg.layers import Layer, find_layers, removed_rows, zero_rows_
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.operators import BlockFactor, Diagonal, FullFactor, Gram, Kronecker, LowRank, Operator
 from fishleg.warmstart import AuxiliaryOptions
@@ -119,8 +119,7 @@ def estimate(
             except AllIgnoredError:
                 continue
             drawn += 1
-            for name in gone.keys() & h.keys():
-                h[name][:, gone[name]] = 0
+            zero_rows_(h, gone)
             yield {layer.name: widened(layer.pack(h)[0]) for layer in layers}
         if not drawn:
             raise AllIgnoredError(f"none of {count} batches has a label that counts: no Q can be had")

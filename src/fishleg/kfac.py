@@ -73,8 +73,8 @@ def kfac_factors(
                     if g is not None:
                         dead = (gone or {}).get(weights[name])
                         if dead is not None:
-                            place = (1 if isinstance(supported[name], nn.Conv2d) else g.dim() - 1,)
-                            g = g.index_fill(*place, dead.nonzero().squeeze(1), 0)
+                            channels = 1 if isinstance(supported[name], nn.Conv2d) else g.dim() - 1
+                            g = g.index_fill(channels, dead.nonzero().squeeze(1), 0)
                         bias = len(next(x for x in layers if x.name == name).names) == 2
                         sides = _sides(supported[name], inputs[name], g / tokens**0.5, bias, examples)
                         old = totals.get(name)

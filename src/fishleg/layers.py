@@ -107,6 +107,12 @@ def removed_rows(layers: Iterable[Layer], masks: Mapping[str, Tensor]) -> dict[s
     return found
 
 
+def zero_rows_(vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+    """Set such rows to zero in vectors of the model's parameters, [groups, *shape] each."""
+    for name in rows.keys() & vectors.keys():
+        vectors[name][:, rows[name].to(vectors[name].device)] = 0
+
+
 def find_layers(model: nn.Module) -> list[Layer]:
     """Every trainable parameter of the model in exactly one layer; shared parameters are counted once.
 

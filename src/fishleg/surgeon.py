@@ -280,17 +280,21 @@ class Surgeon:
         if self.options.method == "magnitude" or step.measured is None:
             return
         if step.measured > 0.05 and step.measured > 5 * step.predicted:
-            logger.warning(
-                "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: the quadratic model "
-                "does not hold over so large a step; use more stages, more samples or another damping",
-                step.sparsity, step.measured, step.predicted,
-            )  # fmt: skip
+            verdict = (
+                "the quadratic model does not hold over so large a step; use more stages, more samples or "
+                "another damping"
+            )
         elif step.predicted > 0.05 and step.predicted > 5 * step.measured:
-            logger.warning(
-                "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: better than feared, "
-                "but Q is not to be trusted then, nor its choice of weights; more samples may help",
-                step.sparsity, step.measured, step.predicted,
-            )  # fmt: skip
+            verdict = (
+                "better than feared, but Q is not to be trusted then, nor its choice of weights; more "
+                "samples may help"
+            )
+        else:
+            return
+        logger.warning(
+            "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: %s",
+            step.sparsity, step.measured, step.predicted, verdict,
+        )  # fmt: skip
 
     def _look_for_loose(self, zeros: Mapping[str, Tensor]) -> None:
         """Say so when the model had zeros that the masks do not hold: compensation and training move them."""
