@@ -1,5 +1,7 @@
 """Q of the network that BatchNorm's renewal leaves: a filter's length, which that undoes, costs nothing."""
 
+from typing import Any
+
 import pytest
 import torch
 from oracles import categorical_fisher
@@ -194,3 +196,23 @@ def test_without_batchnorm_every_example_may_be_a_group(monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         surgeon.estimate()
     assert asked == [4]
+
+
+@pytest.mark.parametrize(
+    ("options", "refreshes"),
+    [
+        ({}, 1),  # Q is refined by the batch: only the finished model's statistics are ever read
+        ({"batch_statistics": False}, 3),
+        ({"auxiliary": AuxiliaryOptions(estimator="probe")}, 3),  # its products read the running ones
+        ({"auxiliary": AuxiliaryOptions(vectorize=True)}, 3),
+    ],
+)
+def test_statistics_are_renewed_between_cuts_only_where_they_are_read(
+    options: dict[str, Any], refreshes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr("fishleg.surgeon.refresh_batchnorm", lambda *given: seen.append(given))
+    Surgeon(network(), batches(), samples=8, sub_batch=16, measure_batches=0, **options).prune(
+        0.6, cuts=3, refine=1
+    )
+    assert len(seen) == refreshes

@@ -171,6 +171,12 @@ class Surgeon:
         return bool(self.options.batchnorm_batches) if given is None else given
 
     @property
+    def _refines_by_batch(self) -> bool:
+        """Whether nothing that refines Q between two cuts reads BatchNorm's running statistics."""
+        chosen = self.options.auxiliary or AuxiliaryOptions()
+        return self._learns_by_batch and not chosen.vectorize and chosen.estimator != "probe"
+
+    @property
     def _relative_damping(self) -> float:
         """As asked for, or else what suits.
 
@@ -244,7 +250,7 @@ class Surgeon:
             new = self.exchange(q, self.select(q, target))
             predicted += self.scalpel.remove(q, new)
             self.masks = {**new, **self.scalpel.bias_masks(new)}
-            if self.options.batchnorm_batches:
+            if self.options.batchnorm_batches and not (left and self._refines_by_batch):
                 refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
             take_from_first(self.model, [*self.masks.values(), *self.model.state_dict().values()])
             if self.learning is not None:

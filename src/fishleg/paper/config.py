@@ -14,7 +14,7 @@ DATASETS = ("cifar10", "tiny-imagenet", "digits")
 PRESETS = ("ours", "paper")
 DENSE_RATES = ("one cycle", "constant")
 ARMS = ("magnitude + SGD", "OBS + SGD", "FLS + FishLeg", "FLS + SGD", "magnitude + FishLeg")
-VERSION = 2  # of what the arms do; results of another are not mixed with these
+VERSION = 3  # of what the arms do; results of another are not mixed with these
 
 
 @dataclass(frozen=True, kw_only=True)
