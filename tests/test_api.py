@@ -16,9 +16,9 @@ from torch.nn import functional
 import fishleg
 from fishleg.api import MODES
 from fishleg.likelihoods import Categorical
-from fishleg.loop import FineTuning
 from fishleg.options import SurgeonOptions
 from fishleg.surgeon import PruneStep
+from fishleg.tuning import FineTuning
 from fishleg.workloads.models import DigitsNet
 
 COUNTS = {"0.weight": 8 * 16, "2.weight": 16 * 12, "4.weight": 12 * 4}

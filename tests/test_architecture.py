@@ -24,7 +24,7 @@ ROOMS: tuple[set[str], ...] = (
     {"obs", "exchange", "baselines"},
     {"options"},
     {"prunable", "scalpel"},
-    {"surgeon"},
+    {"surgeon", "tuning"},
     {"loop"},
     {"api"},
 )

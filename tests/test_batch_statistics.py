@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from fishleg.baselines import estimate
 from fishleg.fisher import sample_h
 from fishleg.likelihoods import Categorical
-from fishleg.loop import FineTuning, Gradual
+from fishleg.loop import Gradual
 from fishleg.masking import normalised_by_batch, renewable_norms
 from fishleg.options import SurgeonOptions
 from fishleg.surgeon import Surgeon
+from fishleg.tuning import FineTuning
 from fishleg.warmstart import AuxiliaryOptions
 
 FULL = {"structure": "full", "samples": 256, "auxiliary": AuxiliaryOptions(estimator="natural", groups=4)}

@@ -14,9 +14,10 @@ from torch.nn import functional
 from trained import trained_digits
 
 from fishleg.likelihoods import Categorical, Gaussian, Likelihood
-from fishleg.loop import OPTIMIZERS, FineTuning, Gradual, Progress, attach, gradual
+from fishleg.loop import Gradual, Progress, attach, gradual
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
+from fishleg.tuning import OPTIMIZERS, FineTuning
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.workloads.data import split_digits
 from fishleg.workloads.models import DigitsNet

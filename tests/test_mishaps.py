@@ -12,10 +12,11 @@ from fishleg import api
 from fishleg.auxiliary import Auxiliary
 from fishleg.fisher import AllIgnoredError
 from fishleg.inverse import InverseFisher
-from fishleg.loop import FineTuning, Gradual, attach, gradual
+from fishleg.loop import Gradual, attach, gradual
 from fishleg.masking import apply_masks, refresh_batchnorm, zero_masked
 from fishleg.options import SurgeonOptions
 from fishleg.surgeon import Surgeon
+from fishleg.tuning import FineTuning
 
 QUICK: dict[str, Any] = {"samples": 8, "sub_batch": 8}
 Batch = tuple[Tensor, Tensor]

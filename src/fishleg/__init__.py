@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from fishleg.inverse import InverseFisher
     from fishleg.layers import register_layer
     from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-    from fishleg.loop import FineTuning, Gradual, attach, gradual
+    from fishleg.loop import Gradual, attach, gradual
     from fishleg.masking import keep_zeros, masks_of
     from fishleg.optimizer import FishLeg
     from fishleg.options import SurgeonOptions
     from fishleg.patterns import schedule
     from fishleg.surgeon import PruneStep, Surgeon
+    from fishleg.tuning import FineTuning
     from fishleg.warmstart import AuxiliaryOptions
 
 # Names are imported when they are first used: `fishleg --help` must not wait for torch.
@@ -26,7 +27,7 @@ _HOMES = {
     "AuxiliaryOptions": "warmstart",
     "Bernoulli": "likelihoods",
     "Categorical": "likelihoods",
-    "FineTuning": "loop",
+    "FineTuning": "tuning",
     "FishLeg": "optimizer",
     "Gaussian": "likelihoods",
     "Gradual": "loop",

@@ -13,10 +13,11 @@ from torch import nn
 
 from fishleg.batches import Forward, default_forward
 from fishleg.likelihoods import Likelihood
-from fishleg.loop import FineTuning, Progress, gradual
+from fishleg.loop import Progress, gradual
 from fishleg.patterns import as_pattern, check_sparsities, schedule
 from fishleg.streams import seeded
 from fishleg.surgeon import PruneStep, Surgeon
+from fishleg.tuning import FineTuning
 
 MODES = ("staged", "one-shot", "gradual")
 _SHRINK = 0.75  # at least this fraction of the weights survives each stage, unless stages are given

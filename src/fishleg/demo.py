@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.inverse import InverseFisher
-from fishleg.loop import FineTuning, gradual
+from fishleg.loop import gradual
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
+from fishleg.tuning import FineTuning
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.workloads.data import Batches, split_digits
 from fishleg.workloads.models import DigitsNet

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.checkpoint import write_atomically
-from fishleg.loop import FineTuning, gradual
+from fishleg.loop import gradual
 from fishleg.paper.config import Config, load
 from fishleg.paper.harness import (
     Progress,
@@ -32,6 +32,7 @@ from fishleg.paper.harness import (
 )
 from fishleg.paper.jobs import Claims, run_workers
 from fishleg.surgeon import PruneStep, Surgeon
+from fishleg.tuning import FineTuning
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.workloads import data
 from fishleg.workloads.archives import CIFAR10, TINY_IMAGENET, fetch

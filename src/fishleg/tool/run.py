@@ -20,7 +20,7 @@ from torch import nn
 
 from fishleg import checkpoint
 from fishleg.auxiliary import AuxStats
-from fishleg.loop import FineTuning, Gradual
+from fishleg.loop import Gradual
 from fishleg.masking import apply_masks
 from fishleg.streams import Replayable, random_state, seeded, set_random_state
 from fishleg.tool.budgets import (
@@ -62,6 +62,7 @@ from fishleg.tool.packing import pack
 from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
 from fishleg.tool.setup import Prepared, prepare
 from fishleg.tool.sources import Data
+from fishleg.tuning import FineTuning
 
 logger = logging.getLogger(__name__)
 _Q_EVENTS_EVERY = 4
