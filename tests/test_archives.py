@@ -5,7 +5,9 @@ import io
 import shutil
 import tarfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
+from http.client import IncompleteRead
 from pathlib import Path
 
 import pytest
@@ -117,11 +119,74 @@ def test_some_classes_of_tiny_imagenet(tmp_path: Path) -> None:
         FileNotFoundError, match=r"with 200 classes is not in .*tiny-imagenet-2 has 2 classes"
     ):
         tiny_imagenet("train", tmp_path, 200)
-    with pytest.raises(FileNotFoundError, match="with all classes is not in"):
-        tiny_imagenet("train", tmp_path, ["n05"])
-    shutil.rmtree(tmp_path / "tiny-imagenet-4" / "train" / "n03")
-    with pytest.raises(FileNotFoundError, match="no train images of n03: it is incomplete"):
+    with pytest.raises(FileNotFoundError, match=r"these 2 classes \(n05, for one, is lacking\) is not in"):
+        tiny_imagenet("train", tmp_path, ["n01", "n05"])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:150])
+
+
+@pytest.mark.parametrize(
+    ("split", "damage", "match"),
+    [
+        (
+            "train",
+            lambda root: shutil.rmtree(root / "train" / "n03"),
+            "0 train images of n03, and 3 of others",
+        ),
+        (
+            "train",
+            lambda root: (root / "train/n02/images/n02_1.JPEG").unlink(),
+            "2 train images of n02, and 3",
+        ),
+        ("train", lambda root: cut(root / "train/n02/images/n02_1.JPEG"), r"n02_1\.JPEG cannot be read"),
+        (
+            "test",
+            lambda root: (root / "val/val_annotations.txt").unlink(),
+            r"No such file.*val_annotations\.txt",
+        ),
+        ("test", lambda root: (root / "val/val_annotations.txt").write_text("n01\n"), "has the line 'n01'"),
+        ("test", lambda root: (root / "val/images/val_0.JPEG").unlink(), r"val_0\.JPEG cannot be read"),
+    ],
+)
+def test_a_damaged_tiny_imagenet_is_refused(
+    tmp_path: Path, split: str, damage: Callable[[Path], object], match: str
+) -> None:
+    root = tmp_path / "tiny-imagenet-3"
+    tiny(root, ["n01", "n02", "n03"])
+    damage(root)
+    with pytest.raises(
+        ValueError, match=f"tiny-imagenet-3 is incomplete or damaged, remove it: .*{match}.*--download"
+    ):
+        tiny_imagenet(split, tmp_path)
+
+
+def test_an_empty_list_of_classes_is_no_dataset(tmp_path: Path) -> None:
+    tiny(tmp_path / "tiny-imagenet-1", ["n01"])
+    (tmp_path / "tiny-imagenet-1" / "wnids.txt").write_text("\n")
+    with pytest.raises(FileNotFoundError, match="Tiny-ImageNet is not in"):
         tiny_imagenet("train", tmp_path)
+
+
+def test_a_damaged_archive_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "things.tar.gz"
+    pack(path, {"things/a": bytes(range(256)) * 50})
+    cut(path)
+    md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    with pytest.raises(ValueError, match=r"things\.tar\.gz cannot be unpacked: .*nothing was kept"):
+        fetch(Archive("Things", path.as_uri(), md5, "things"), tmp_path / "data", lambda _: None)
+    assert not list((tmp_path / "data").iterdir())
+
+
+def test_a_download_that_breaks_off_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise IncompleteRead(b"")
+
+    monkeypatch.setattr("urllib.request.urlopen", broken)
+    archive = Archive("Things", "http://nowhere/things.zip", "a" * 32, "things")
+    with pytest.raises(ConnectionError, match=r"IncompleteRead.*Without a network"):
+        fetch(archive, tmp_path / "data", lambda _: None)
 
 
 def test_pictures_of_another_size_are_refused(tmp_path: Path) -> None:

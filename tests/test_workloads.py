@@ -67,18 +67,29 @@ def test_cifar_missing_or_misnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         cifar10("valid", tmp_path)
 
 
-def test_cifar_binary_layout(tmp_path: Path) -> None:
+def test_cifar_binary_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One label byte, then 1024 bytes each of red, green and blue, row by row."""
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(0, 256, (4, 3073), generator=generator).to(torch.uint8)
     rows[:, 0] = torch.tensor([3, 0, 9, 1])
-    (folder / "test_batch.bin").write_bytes(bytes(rows.flatten().tolist()))
+    content = bytes(rows.flatten().tolist())
+    (folder / "test_batch.bin").write_bytes(content)
+    monkeypatch.setattr("fishleg.workloads.data._CIFAR_IMAGES", 4)
     images, labels = cifar10("test", tmp_path)
     assert labels.tolist() == [3, 0, 9, 1]
     assert images.shape == (4, 3, 32, 32)
     assert int(images[2, 1, 5, 7]) == int(rows[2, 1 + 1024 + 32 * 5 + 7])
+    for damaged, why in (
+        (content[:-1], "12291 bytes, expected 12292"),
+        (content[:3073], "3073 bytes, expected 12292"),
+        (b"", "0 bytes"),
+        (b"\xff" + content[1:], "labels above 9"),
+    ):
+        (folder / "test_batch.bin").write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"test_batch.bin is damaged .{why}.*remove .*--download"):
+            cifar10("test", tmp_path)
 
 
 def test_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

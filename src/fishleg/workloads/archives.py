@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import shutil
 import tarfile
@@ -63,7 +64,10 @@ def fetch(archive: Archive, directory: Path, progress: Callable[[str], None] = p
         _download(archive, packed, progress)
         progress(f"unpacking {packed.name}")
         unpacked = Path(folder) / "unpacked"
-        _unpack(packed, unpacked)
+        try:
+            _unpack(packed, unpacked)
+        except (tarfile.ReadError, zipfile.BadZipFile, EOFError) as error:
+            raise ValueError(f"{archive.url} cannot be unpacked: {error}; nothing was kept") from error
         if not (unpacked / archive.directory).is_dir():
             raise ValueError(f"{archive.url} holds no directory {archive.directory}")
         os.replace(unpacked / archive.directory, target)
@@ -83,7 +87,7 @@ def _download(archive: Archive, path: Path, progress: Callable[[str], None]) -> 
                 if time.monotonic() - told > 5:
                     told = time.monotonic()
                     progress(f"   {done / 1e6:.0f} of {total / 1e6:.0f} MB")
-    except OSError as error:  # URLError is one
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         raise ConnectionError(
             f"{archive.name} could not be downloaded from {archive.url} ({error}). Without a network: fetch "
             f"it elsewhere, check that its MD5 is {archive.md5}, and unpack it so that "
