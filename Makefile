@@ -38,7 +38,7 @@ demo: $(VENV)/.stamp-plot
 # The paper's figures: minutes for the toy problems, hours for ResNet18 (FISHLEG_DATA holds its datasets, or they
 # are downloaded to ./data). An interrupted run goes on where it was.
 paper: $(VENV)/.stamp-dev
-	for figure in init estimation ablation claims; do \
+	for figure in init estimation ablation claims layer; do \
 	  $(PY) -m fishleg reproduce $$figure --out paper-out || exit 1; done
 	for dataset in cifar10 tiny-imagenet; do \
 	  $(PY) experiments/resnet18.py $$dataset --out paper-out || exit 1; done

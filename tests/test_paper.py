@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fishleg.baselines import estimate
-from fishleg.paper import ablation, claims, estimation, init, tables
+from fishleg.paper import ablation, claims, estimation, init, layer, tables
 from fishleg.paper.ablation import blocks, pruning
 from fishleg.paper.harness import Unit, duration, mean, mean_sem, plain, run_units, spaced
 from fishleg.paper.problems import (
@@ -27,7 +27,7 @@ from fishleg.paper.problems import (
     riemannian,
 )
 
-MODULES = {"init": init, "estimation": estimation, "ablation": ablation, "claims": claims}
+MODULES = {"init": init, "estimation": estimation, "ablation": ablation, "claims": claims, "layer": layer}
 
 
 @pytest.mark.filterwarnings("default")
@@ -56,7 +56,8 @@ def test_smoke_runs_and_resumes(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_fisher_matrix_of_the_real_layer_against_autograd() -> None:
-    model, x, F, gamma = claims.real_layer(20)
+    real = layer.RealLayer(20)
+    model, x, F = real.model, real.x, real.fisher()
     packed = torch.cat([model.hidden.weight, model.hidden.bias[:, None]], 1).detach().flatten()
 
     def logits(v: torch.Tensor, example: torch.Tensor) -> torch.Tensor:
@@ -67,7 +68,19 @@ def test_the_fisher_matrix_of_the_real_layer_against_autograd() -> None:
         J, p = torch.func.jacrev(logits)(packed, example), logits(packed, example).softmax(-1)
         slow += J.mT @ (torch.diag(p) - torch.outer(p, p)) @ J / len(x)
     torch.testing.assert_close(F, slow)
-    assert gamma == pytest.approx(0.1 * float(slow.diagonal().mean()))
+    assert real.gamma == pytest.approx(0.1 * float(slow.diagonal().mean()))
+    assert real.gap(torch.linalg.inv(real.damped())) == pytest.approx(0, abs=1e-9)
+    assert real.gap(torch.eye(len(F), dtype=F.dtype)) > 0.1
+
+
+def test_pruning_the_real_layer_removes_half_of_its_weights_and_no_bias() -> None:
+    real = layer.RealLayer(40, width=3)
+    learning = real.learner("eigen-kronecker", our_options(16))
+    for batch in real.batches(4):
+        learning.step(batch)
+    real.prune(learning.inverse.operator("hidden"))
+    assert int((real.model.hidden.weight == 0).sum()) == 3 * 64 // 2
+    assert (real.model.hidden.bias != 0).all()
 
 
 def test_squared_losses_are_biased_and_by_how_much() -> None:

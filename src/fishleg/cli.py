@@ -381,7 +381,7 @@ NETWORKS = ("unstructured", "semi_structured")
 
 
 @main.command()
-@click.argument("figure", type=click.Choice(["init", "estimation", "ablation", "claims", *NETWORKS]))
+@click.argument("figure", type=click.Choice(["init", "estimation", "ablation", "claims", "layer", *NETWORKS]))
 @click.option("--out", "-o", default="paper-out", show_default=True, type=click.Path(path_type=Path))
 @click.option("--smoke", is_flag=True, help="A version of a few seconds, to see that it works.")
 @click.option("--config", help="For the networks: a TOML file, or cifar10 (default; -preset, -obs16, -short, "
@@ -400,11 +400,12 @@ def reproduce(figure: str, out: Path, smoke: bool, **networks: Any) -> None:
     init             the initialisation of Q: I against I/gamma
     estimation       how well Q estimates the inverse Fisher, by structure
     ablation         preconditioning, structures, one-shot pruning, blocks against oBERT
-    claims           what the paper says beside its figures: losses, probes, structures, costs
+    claims           what the paper says beside its figures: losses, probes, the start of Q, costs
+    layer            a real layer: structures of Q, KFAC beside them, Q refined after a pruning
     unstructured     ResNet18: accuracy against sparsity, scorers and optimizers crossed
     semi_structured  ResNet18: the 2:4 table
 
-    Minutes for the first four, hours for the networks; an interrupted one goes on where it was.
+    Minutes for the first five, hours for the networks; an interrupted one goes on where it was.
     docs/reproduction.md says what came out.
     """
     from importlib import import_module

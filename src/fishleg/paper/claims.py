@@ -1,6 +1,6 @@
-"""What the paper says beside its figures: about losses, probes, the start of Q, its structure and its cost.
+"""What the paper says beside its figures: about losses, probes, the start of Q and its cost.
 
-The toy problem is that of the ablation figure; structures are compared on a real layer.
+The toy problem is that of the ablation figure; structures of Q are compared in `layer`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fishleg.auxiliary import Auxiliary
 from fishleg.inverse import InverseFisher
@@ -29,13 +29,11 @@ from fishleg.paper.harness import (
     run_units,
     save_picture,
 )
-from fishleg.paper.problems import DTYPE, Ensemble, Problem, best_rate, paper_options, riemannian
+from fishleg.paper.problems import DTYPE, Ensemble, Problem, best_rate, paper_options
 from fishleg.warmstart import AuxiliaryOptions
-from fishleg.workloads.data import split_digits
 from fishleg.workloads.models import ResNet18
 
 NAME = "claims"
-STRUCTURES = ("diagonal", "kronecker", "scaled-kronecker", "ekfac", "eigen-kronecker")
 AUXILIARY_LOSS, SQUARED = "auxiliary loss", "‖QF̂u − u‖² or ‖F̂Qu − u‖²"
 OBERT_BLOCK = 50
 
@@ -55,17 +53,14 @@ def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Result
         "per stage": 2 if smoke else 5,
         "starts": [1.0, 100.0] if smoke else [0.1, 1.0, 10.0, 100.0],  # αI; the last is I/γ
         "rates": [0.03] if smoke else [0.003, 0.01, 0.03, 0.1, 0.3],
-        "layer examples": 60 if smoke else 500,
-        "layer steps": 4 if smoke else 300,
         "width": 4 if smoke else 64,  # of the ResNet18 whose memory is counted
         "timed": 2 if smoke else 30,
-        "version": 1,
+        "version": 2,
     }
     units = [Unit("bias", _bias(settings), 4), Unit("no half", _no_half(settings), 0)]
     for alpha in settings["starts"]:
         units.append(Unit(f"start {alpha:g}", _learned(settings, alpha, "isotropic"), 10))
-    units.append(Unit("probe gradient", _learned(settings, settings["starts"][-1], "gradient"), 10))
-    units += [Unit(f"structure {name}", _structure(settings, name), 6) for name in STRUCTURES]
+        units.append(Unit(f"gradient, start {alpha:g}", _learned(settings, alpha, "gradient"), 10))
     units += [Unit("memory", _memory(settings), 1), Unit("time", _time(settings), 2)]
     path = out / f"{NAME}.json"
     results = run_units(path, settings, units, progress)
@@ -179,68 +174,6 @@ def pruned(settings: dict[str, Any], problems: list[Problem], Qs: list[Tensor]) 
     return [row[middle] for row in errors]
 
 
-def _structure(settings: dict[str, Any], structure: str) -> Callable[[Results], Any]:
-    """How near a learned Q comes to the inverse Fisher of a real layer; its exact F is at hand."""
-
-    def compute(_: Results) -> Any:
-        model, x, F, gamma = real_layer(settings["layer examples"])
-        inverse = InverseFisher.from_model(model, structure)
-        learning = Auxiliary(
-            model, inverse, "categorical", gamma=gamma, generator=torch.Generator().manual_seed(0),
-            options=AuxiliaryOptions(groups=16, vectorize=True),
-        )  # fmt: skip
-        generator = torch.Generator().manual_seed(1)
-        for _step in range(settings["layer steps"]):
-            learning.step(x[torch.randint(len(x), (128,), generator=generator)])
-        Q = inverse.operator("hidden").dense().detach()
-        F_gamma = F + gamma * torch.eye(len(F), dtype=DTYPE)
-        optimum = -0.5 * float(torch.linalg.inv(F_gamma).trace())
-        loss = float(0.5 * (Q * (F_gamma @ Q)).sum() - Q.trace())
-        return {"gap": 1 - loss / optimum, "distance": riemannian(Q, F_gamma)}
-
-    return compute
-
-
-class Digits(nn.Module):
-    """A small classifier; all but its hidden layer is frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(64, 16, dtype=DTYPE)
-        self.last = nn.Linear(16, 10, dtype=DTYPE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [batch, 64] → logits."""
-        logits: Tensor = self.last(torch.tanh(self.hidden(x)))
-        return logits
-
-
-def real_layer(examples: int) -> tuple[Digits, Tensor, Tensor, float]:
-    """A classifier of digits, its inputs, the Fisher matrix of its hidden layer, exactly, and a damping."""
-    images, labels, _, _ = split_digits()
-    x, y = images.flatten(1).to(DTYPE)[:examples], labels[:examples]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Digits()
-    adam = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(100):
-        adam.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        adam.step()
-    model.last.requires_grad_(False)
-    with torch.no_grad():
-        h = torch.tanh(model.hidden(x))
-        p = model.last(h).softmax(-1)
-        # ∂f/∂(W x + b) = V diag(1 − h²); the layer's Jacobian is that ⊗ [x, 1], its rows as (W, b) packed
-        A = model.last.weight[None] * (1 - h.square())[:, None, :]
-        inputs = torch.cat([x, torch.ones(len(x), 1, dtype=DTYPE)], 1)
-        J = torch.einsum("bko,bi->bkoi", A, inputs).flatten(2)
-        centred = J - torch.einsum("bk,bkn->bn", p, J)[:, None]
-        rows = (p.sqrt()[:, :, None] * centred).flatten(0, 1)
-        F = rows.mT @ rows / len(x)
-    return model, x, F, 0.1 * float(F.diagonal().mean())
-
-
 def _memory(settings: dict[str, Any]) -> Callable[[Results], Any]:
     """Numbers that describe the inverse of a ResNet18, per weight: the paper's Q, and oBERT's blocks."""
 
@@ -283,8 +216,9 @@ def _time(settings: dict[str, Any]) -> Callable[[Results], Any]:
 
 
 def _summary(settings: dict[str, Any], results: Results) -> Results:
-    starts = {f"{alpha:g}": results[f"start {alpha:g}"] for alpha in settings["starts"]}
-    probes = {"isotropic": list(starts.values())[-1], "gradient": results["probe gradient"]}
+    keys = [f"{alpha:g}" for alpha in settings["starts"]]
+    isotropic = {key: results[f"start {key}"] for key in keys}
+    gradient = {key: results[f"gradient, start {key}"] for key in keys}
 
     def means(found: Results) -> Results:
         kinds = ("mse", "distance")
@@ -298,12 +232,11 @@ def _summary(settings: dict[str, Any], results: Results) -> Results:
             for size, rows in results["bias"].items()
         },
         "no half": {name: mean_sem(values) for name, values in results["no half"].items()},
-        "starts": means(starts),
-        "probes": means(probes),
+        "isotropic": means(isotropic),
+        "gradient": means(gradient),
         "exact": mean_sem(
             pruned(settings, problems_of(settings), [p.inverse for p in problems_of(settings)])
         ),
-        "structures": {name: results[f"structure {name}"] for name in STRUCTURES},
         "memory": results["memory"],
         "time": results["time"],
     }
@@ -312,8 +245,8 @@ def _summary(settings: dict[str, Any], results: Results) -> Results:
 def _draw(settings: dict[str, Any], found: Results) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(15, 3.8), layout="constrained")
-    bias, starts, structures = figure.subplots(1, 3)
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    bias, starts = figure.subplots(1, 2)
     sizes = settings["batches"]
     rows = [found["bias"][str(size)] for size in sizes]
     bias.plot(sizes, [row[SQUARED]["mean"] for row in rows], marker="o", label=SQUARED)
@@ -325,24 +258,15 @@ def _draw(settings: dict[str, Any], found: Results) -> Any:
         xscale="log", xlabel="examples in a minibatch", ylabel="distance to F_γ⁻¹", title="where losses lead"
     )
     bias.legend(frameon=False, fontsize=8)
-    values = list(found["starts"].values())
-    starts.errorbar(
-        settings["starts"], [v["mse"]["mean"] for v in values], [v["mse"]["sem"] for v in values],
-        marker="o", label="isotropic u",
-    )  # fmt: skip
-    starts.axhline(
-        found["probes"]["gradient"]["mse"]["mean"],
-        color="tab:red",
-        linestyle="--",
-        label="gradients as u, from I/γ",
-    )
+    for probe, label in (("isotropic", "isotropic u"), ("gradient", "gradients as u")):
+        values = list(found[probe].values())
+        starts.errorbar(
+            settings["starts"], [v["mse"]["mean"] for v in values], [v["mse"]["sem"] for v in values],
+            marker="o", label=label,
+        )  # fmt: skip
     starts.axhline(found["exact"]["mean"], color="grey", linewidth=0.8, label="exact inverse")
     starts.set(
         xscale="log", yscale="log", xlabel="α, Q₀ = αI", ylabel="test MSE at 50 %", title="start and probes"
     )
     starts.legend(frameon=False, fontsize=8)
-    names = list(found["structures"])
-    structures.barh(names, [found["structures"][name]["gap"] for name in names])
-    structures.invert_yaxis()
-    structures.set(xlabel="auxiliary loss above its minimum, relative", title="a real layer, structures of Q")
     return figure

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fishleg.checkpoint import write_atomically
-from fishleg.paper import ablation, claims, estimation, init
+from fishleg.paper import ablation, claims, estimation, init, layer
 from fishleg.paper.ablation import shared
 
 Cell = str | float | None | dict[str, Any]
@@ -25,13 +25,14 @@ def tables(results: Path) -> dict[str, str]:
     """Every table by name, as Markdown."""
     records = {
         name: json.loads((results / f"{name}.json").read_text("utf-8"))
-        for name in (init.NAME, estimation.NAME, ablation.NAME, claims.NAME)
+        for name in (init.NAME, estimation.NAME, ablation.NAME, claims.NAME, layer.NAME)
     }
     found: dict[str, str] = {}
     found.update(_init(records["init"]["summary"]))
     found.update(_estimation(records["estimation"]["summary"]))
     found.update(_ablation(records["ablation"]))
     found.update(_claims(records["claims"]["summary"]))
+    found.update(_layer(records["layer"]["summary"]))
     return {**found, **tables_of(results), "cost": cost(results)}
 
 
@@ -112,7 +113,7 @@ def _init(summary: dict[str, Any]) -> dict[str, str]:
         [f"Adam, probes, {form}", *(summary[f"Adam, {form}, from {start}"]["final gap"] for start in starts)]
         for form in ("triangular", "square")
     ]
-    noisy.append(["ours", *[summary["ours, minibatches"]["final gap"]] * 3])
+    noisy.append(["ours (the start does not matter)", summary["ours, minibatches"]["final gap"], None, None])
     return {
         "init-descent": markdown(
             ["", "I: rate", "I: steps to 1 %", "I/γ: rate", "I/γ: steps to 1 %"], descent
@@ -208,18 +209,42 @@ def _claims(summary: dict[str, Any]) -> dict[str, str]:
     bias = [[kind, *(summary["bias"][size][kind]["mean"] for size in sizes)] for kind in kinds]
     bias[-1][0] = "the same, from sampled minibatches"
     learned = [
-        [f"isotropic u, Q₀ = {alpha} I", *found.values()] for alpha, found in summary["starts"].items()
+        [f"{name}, Q₀ = {alpha} I", *found.values()]
+        for name, key in (("isotropic u", "isotropic"), ("u a gradient", "gradient"))
+        for alpha, found in summary[key].items()
     ]
-    gradient, last = summary["probes"]["gradient"], list(summary["starts"])[-1]
-    learned.append([f"u a gradient, Q₀ = {last} I", *gradient.values()])
     learned.append(["exact inverse", None, summary["exact"], 0.0])
-    structures = [[name, *found.values()] for name, found in summary["structures"].items()]
     return {
         "claims-bias": markdown(
             ["distance of the optimum to F_γ⁻¹", *(f"{s} examples" for s in sizes)], bias
         ),
         "claims-learned": markdown(["full Q", "rate", "test MSE at 50 %", "distance to F_γ⁻¹"], learned),
-        "claims-structures": markdown(["Q of a real layer", "gap", "distance to F_γ⁻¹"], structures),
+    }
+
+
+def _layer(summary: dict[str, Any]) -> dict[str, str]:
+    """Structures of Q, KFAC, and Q after a pruning."""
+    rows: list[list[Cell]] = [
+        [name, found["learned"]["gap"], found["optimum"]["gap"], found["learned"]["distance"]]
+        for name, found in summary["structures"].items()
+    ]
+    rows += [[name, found["gap"], None, found["distance"]] for name, found in summary["inverted"].items()]
+    steps = list(summary["pruned"]["ours"]["refined"])
+    pruned: list[list[Cell]] = [
+        [
+            f"{who}, {start}",
+            found["right after"] if start == "refined" else None,
+            *(found[start][step] for step in steps),
+        ]
+        for who, found in summary["pruned"].items()
+        for start in layer.STARTS
+    ]
+    head = ["gap after so many auxiliary steps", "0", *steps]
+    return {
+        "layer-structures": markdown(
+            ["Q of a real layer", "gap", "at the structure's optimum", "distance to F_γ⁻¹"], rows
+        ),
+        "layer-pruned": markdown(head, pruned),
     }
 
 
