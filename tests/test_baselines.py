@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fishleg.baselines import METHODS, estimate, sub_batches
-from fishleg.fisher import sample_h
+from fishleg.fisher import fisher_product, sample_h
 from fishleg.inverse import InverseFisher
 from fishleg.kfac import kfac_factors
 from fishleg.layers import find_layers
@@ -176,7 +176,7 @@ def test_ekfac_is_kfacs_basis_with_measured_eigenvalues() -> None:
 
 
 def test_kfac_leaves_out_what_it_cannot_do() -> None:
-    """Grouped, circular and 'same' convolutions get a diagonal, as norms do, and hooks are gone after."""
+    """Grouped and circular convolutions get a diagonal, as norms do, and hooks are gone after."""
     model = nn.Sequential(
         nn.Conv2d(2, 2, 3, padding=1, groups=2),
         nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
@@ -188,7 +188,7 @@ def test_kfac_leaves_out_what_it_cannot_do() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     q, _ = estimate("kfac", model, [torch.randn(8, 2, 4, 4)], samples=2, sub_batch=4)
     kinds = {name: type(q.unmasked(name)).__name__ for name in q.layers}
-    assert kinds == {**dict.fromkeys(["0", "1", "2", "vectors:0"], "Diagonal"), "5": "Kronecker"}
+    assert kinds == {**dict.fromkeys(["0", "1", "vectors:0"], "Diagonal"), "2": "Kronecker", "5": "Kronecker"}
     assert not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -270,3 +270,18 @@ def test_q_of_some_layers_is_that_of_the_whole_model(method: str) -> None:
     assert gamma == same_gamma
     assert list(part.layers) == ["2"]
     torch.testing.assert_close(part.operator("2").dense(), whole.operator("2").dense())
+
+
+def test_exact_looks_at_every_example_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def product(model: nn.Module, batch: Any, *given: Any, **options: Any) -> dict[str, Tensor]:
+        seen.append(batch)
+        return fisher_product(model, batch, *given, **options)
+
+    monkeypatch.setattr("fishleg.baselines.fisher_product", product)
+    model = nn.Sequential(nn.Linear(3, 2))
+    estimate("exact", model, [torch.randn(8, 3)], samples=16, sub_batch=4)
+    assert len(seen) == 2 * 8  # two pieces, for each of eight columns
+    with pytest.raises(ValueError, match="the loader is empty"):
+        estimate("exact", model, [], samples=16, sub_batch=4, gamma=1.0)

@@ -493,18 +493,31 @@ def test_attach_prunes_when_it_is_due(name: str, method: str, start: int, due: l
     assert [step.target for step in surgeon.history] == [0.25, 0.5, 0.75]
 
 
-def test_attach_uses_the_q_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FishLeg's own where the method learns one; otherwise the surgeon's."""
-    for method, own in (("fishleg", True), ("diagonal", False)):
-        model = mlp()
-        optimizer, surgeon = FishLeg(model, lr=0.1), Surgeon(model, examples(), method=method, **QUICK)
-        used: list[object] = []
-        select = surgeon.select
-        monkeypatch.setattr(surgeon, "select", lambda q, s, u=used, f=select: u.append(q) or f(q, s))
-        attach(surgeon, optimizer, [0.3, 0.5], every=2)
-        train(model, optimizer, 4, lambda: None)
-        assert [q is optimizer.inverse for q in used] == [own, own]
-        assert (surgeon.inverse is None) is own
+def test_attach_prunes_by_a_q_of_the_surgeons_own() -> None:
+    """FishLeg's is damped for steps, and at the first of them has learned nothing yet."""
+    model = mlp()
+    optimizer, surgeon = FishLeg(model, lr=0.1), Surgeon(model, examples(), **QUICK)
+    attach(surgeon, optimizer, [0.3, 0.5], every=2)
+    train(model, optimizer, 4, lambda: None)
+    assert surgeon.inverse is not None
+    assert surgeon.inverse is not optimizer.inverse
+    assert all(step.gamma == surgeon.gamma > 0 for step in surgeon.history)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_attach_keeps_the_zeros_that_there_are(name: str) -> None:
+    """From before it was attached, at every step, long before the next pruning is due."""
+    model = mlp()
+    surgeon = Surgeon(model, examples(), **QUICK)
+    surgeon.staged([0.3, 0.5])
+    optimizer = MAKERS[name](model)
+
+    def check() -> None:
+        assert all(torch.equal(model.get_parameter(n) == 0, ~mask) for n, mask in surgeon.masks.items())
+
+    attach(surgeon, optimizer, [0.7], every=10, start=5)
+    train(model, optimizer, 3, check)
+    assert surgeon.sparsity == 0.5
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -10,6 +10,7 @@ from oracles import dense_fisher, gaussian_fisher, packed_fisher
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fishleg.baselines import estimate
 from fishleg.kfac import kfac_factors
 from fishleg.layers import find_layers
 from fishleg.likelihoods import Categorical, Gaussian
@@ -88,3 +89,73 @@ def test_ignored_positions_have_no_curvature() -> None:
     c = Categorical().cotangent(model(x), torch.Generator().manual_seed(1)).detach()[y >= 0]
     torch.testing.assert_close(G, c.T @ c / (6 * 2))
     torch.testing.assert_close(A[:4, :4], torch.einsum("nti,ntj->ij", x, x) / 5)
+
+
+def test_an_activation_in_place_changes_nothing() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 6)
+    found = []
+    for inplace in (False, True):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace), nn.Linear(8, 3))
+        found.append(factors_of(model, [x], Categorical()))
+    for a, b in zip(*(list(factors.values()) for factors in found), strict=True):
+        for side, other in zip(a, b, strict=True):
+            torch.testing.assert_close(side, other)
+
+
+def test_the_calls_of_a_module_are_as_many_positions() -> None:
+    """A linear layer called twice, on two halves, has the factors of one call on both."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shared = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.shared(x[:, :4]), self.shared(x[:, 4:])], -1)
+
+    torch.manual_seed(0)
+    twice, x = Twice(), torch.randn(10, 8)
+    once = nn.Sequential(nn.Unflatten(1, (2, 4)), twice.shared, nn.Flatten())
+    (a,), (b,) = (factors_of(m, [x] * 50, Gaussian(1.0)).values() for m in (twice, once))
+    for side, other in zip(a, b, strict=True):
+        torch.testing.assert_close(side, other)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("kernel", [3, 2, (2, 3)])
+def test_same_padding_is_that_of_the_convolution(kernel: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 1, kernel, padding="same"), nn.Flatten(), nn.Linear(20, 1, bias=False))
+    model[2].requires_grad_(False)
+    nn.init.ones_(model[2].weight)
+    x = torch.randn(6, 2, 4, 5)
+    ((_, A),) = factors_of(model, [x], Gaussian(1.0)).values()
+    layer = find_layers(model)[0]
+    rows = []  # of inputs, position by position: what the output there changes by with each weight
+    for i in range(20):
+
+        def at(w: Tensor, i: int = i) -> Tensor:
+            parts = {name.removeprefix("0."): v for name, v in layer.unpack(w.view(layer.shape)).items()}
+            return torch.func.functional_call(model[0], parts, (x,)).flatten(1)[:, i]
+
+        rows.append(torch.func.jacrev(at)(torch.zeros(torch.Size(layer.shape).numel())))
+    a = torch.stack(rows).flatten(0, 1)
+    torch.testing.assert_close(A, a.mT @ a / len(x))
+
+
+def test_a_bare_linear_layer_is_a_model_too() -> None:
+    model, x = nn.Linear(4, 1), torch.randn(10, 4)
+    ((G, A),) = factors_of(model, [x], Gaussian(1.0)).values()
+    F = dense_fisher(model, x, partial(gaussian_fisher, sigma=1.0))
+    torch.testing.assert_close(torch.kron(G, A), packed(model, F))
+
+
+@pytest.mark.parametrize("method", ["kfac", "ekfac"])
+def test_layers_without_factors_are_named(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(9, 2))
+    estimate(method, model, [torch.randn(4, 2, 4)], samples=4, sub_batch=2)
+    assert f"{method} has no factors for 0: Q is diagonal there" in caplog.text
+    caplog.clear()
+    estimate(method, nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten()), [torch.randn(4, 2, 4)], samples=4)
+    assert "has no factors for 0" in caplog.text

@@ -153,7 +153,7 @@ def test_most_of_a_model_left_out_is_told(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING):
         Surgeon(Tagger(), data)
     assert "only 2.4 % of the model's" in caplog.text
-    assert "lstm.weight_hh_l0 (not the weight of a linear layer or convolution)" in caplog.text
+    assert "lstm.weight_hh_l0 (not the weight of a linear layer, convolution or embedding" in caplog.text
     caplog.clear()
     Surgeon(mlp(), data)
     Surgeon(mlp(), data, include=["5.weight"])  # as one likes
@@ -224,7 +224,7 @@ def test_a_pruned_model_is_not_taken_for_the_teacher() -> None:
         ({"samples": -5}, "samples must be >= 1, got -5"),
         ({"sub_batch": 0}, "sub_batch must be >= 1, got 0"),
         ({"block_size": 0}, "block_size must be >= 1, got 0"),
-        ({"empirical": True}, "empirical=True is for the other methods, 'fishleg' has no use for it"),
+        ({"empirical": True}, "empirical=True needs one of diagonal, obert, mfac, got 'fishleg'"),
     ],
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], rule: str) -> None:

@@ -33,7 +33,7 @@ def test_include_exclude_and_the_table() -> None:
     assert lines["conv1.weight"].endswith(" 72     0.0%  excluded")
     assert lines["conv3.weight"].endswith("  yes")
     assert f"{surgeon.history[0].per_layer['conv3.weight']:.1%}" in lines["conv3.weight"]
-    assert lines["bn1.weight"].endswith("not the weight of a linear layer or convolution")
+    assert lines["bn1.weight"].endswith("not a matrix")
     assert lines["linear.weight"].endswith("not included")
     assert "1 inputs are not a multiple of 4" in Surgeon(model, images(), pattern="2:4").table()
 
@@ -70,7 +70,7 @@ def with_nan() -> nn.Sequential:
         (lambda: Surgeon(mlp(), [], exclude=["wieght"]), "'wieght' matches no parameter"),
         (
             lambda: Surgeon(mlp(), [], include=["bias"]),
-            "nothing to prune:\n(.|\n)*not the weight of a linear layer or convolution",
+            "nothing to prune:\n(.|\n)*not the weight of a linear layer, convolution or embedding",
         ),
         (lambda: Surgeon(mlp(), [], pattern="5:7"), "nothing to prune:\n(.|\n)*6 inputs are not a multiple"),
         (lambda: Surgeon(mlp(), [], options=SurgeonOptions(), floor=0.1), r"got both \(floor\)"),

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fishleg.batches import Forward, default_forward
+from fishleg.fisher import undisturbed
 from fishleg.likelihoods import Likelihood
 from fishleg.loop import Progress, gradual
 from fishleg.patterns import as_pattern, check_sparsities, schedule
@@ -63,21 +64,24 @@ def prune(
         raise ValueError(f"tuning needs mode='gradual', got mode={mode!r}")
     if train_loader is not None and mode != "gradual":
         raise ValueError(f"train_loader needs mode='gradual', got mode={mode!r}")
-    pattern = options["options"].pattern if "options" in options else options.get("pattern", "global")
+    given = options.get("options")
+    pattern = given.pattern if given is not None else options.get("pattern", "global")
     targets = schedule_to(sparsity, as_pattern(pattern).limit, mode, stages, kind)
     report = _to_stderr if progress is None else progress
-    model = model if inplace else copy.deepcopy(model)
-    surgeon = Surgeon(
-        model, loader, likelihood, forward=forward,
-        generator=torch.Generator().manual_seed(seed), **options,
-    )  # fmt: skip
+    model = model if inplace else _copy(model)
+    with seeded(seed):  # what looks at the data may draw random numbers
+        surgeon = Surgeon(
+            model, loader, likelihood, forward=forward,
+            generator=torch.Generator().manual_seed(seed), **options,
+        )  # fmt: skip
 
     def pruned(step: PruneStep) -> None:
-        measured = "" if step.measured is None else f", measured {step.measured:.3g}"
-        place = f"[{len(surgeon.history)}/{len(targets)}]"
-        report(
-            f"{place} sparsity {step.sparsity:.1%}: KL of this step predicted {step.predicted:.3g}{measured}"
-        )
+        # with Q = I the quadratic model speaks of weights, not of the loss
+        predicts = surgeon.options.method != "magnitude"
+        known = [f"predicted {step.predicted:.3g}"] * predicts
+        known += [] if step.measured is None else [f"measured {step.measured:.3g}"]
+        kl = f": KL of this step {', '.join(known)}" if known else ""
+        report(f"[{len(surgeon.history)}/{len(targets)}] sparsity {step.sparsity:.1%}{kl}")
 
     def pruned_for_good(step: PruneStep) -> None:
         pruned(step)
@@ -88,7 +92,7 @@ def prune(
         if p.step in (1, p.steps) or p.step % 100 == 0:
             report(f"[{p.stage + 1}/{p.stages}] step {p.step}/{p.steps}: training loss {p.loss:.4f}")
 
-    with seeded(seed):  # shuffling and dropout, too
+    with undisturbed(), seeded(seed):  # shuffling and dropout, too
         dense = surgeon.yardstick.outputs()
         if mode == "gradual":
             gradual(
@@ -107,6 +111,16 @@ def prune(
     what = "rows" if surgeon.pattern.whole_rows else "prunable weights"
     report(f"done: {surgeon.sparsity:.1%} of the {what} removed{total}")
     return model
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the model cannot be copied ({error}): make permanent what torch.nn.utils.prune or weight_norm "
+            "has put on it (prune.remove, remove_weight_norm), or pass inplace=True"
+        ) from error
 
 
 def schedule_to(sparsity: object, limit: float, mode: str, stages: int | None, kind: str) -> list[float]:

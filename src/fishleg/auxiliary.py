@@ -126,6 +126,7 @@ class Auxiliary:
         """
         self._gone = removed_rows(self.inverse.layers.values(), masks)
 
+    @torch.enable_grad()
     def step(self, batch: Any, *, lr_factor: float = 1.0) -> AuxStats:
         """One update of λ from the inputs of one batch. Raises before anything is changed."""
         batch = self._sub_batch(batch)
@@ -211,6 +212,7 @@ class Auxiliary:
         return {
             "gamma": self.gamma,
             "steps": self.steps,
+            "warm_start": self.options.warm_start,
             "adam": self._adam.state_dict(),
             "generator": self.generator.get_state(),
             "smoothed": dict(vars(self._smoothed)),
@@ -221,6 +223,7 @@ class Auxiliary:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.gamma, self.steps = state["gamma"], state["steps"]
+        self.reconfigure(warm_start=state.get("warm_start", self.options.warm_start))
         self._adam.load_state_dict(state["adam"])
         self.generator.set_state(state["generator"])
         self._smoothed = _Smoothed(**state["smoothed"])

@@ -6,6 +6,7 @@ M-FAC, which by definition keeps its m gradients. All use the true Fisher unless
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
@@ -25,16 +26,19 @@ from fishleg.fisher import (
     mean_diagonal,
     sample_h,
     trainable,
+    widened,
 )
 from fishleg.inverse import DEFAULT_STRUCTURE, InverseFisher, Structure
-from fishleg.kfac import kfac_factors, widened
+from fishleg.kfac import kfac_factors
 from fishleg.layers import Layer, find_layers, removed_rows, zero_rows_
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.operators import BlockFactor, Diagonal, FullFactor, Gram, Kronecker, LowRank, Operator
 from fishleg.warmstart import AuxiliaryOptions
 
+logger = logging.getLogger(__name__)
+
 METHODS = ("fishleg", "magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac", "exact")
-EMPIRICAL = ("magnitude", "diagonal", "obert", "mfac")  # magnitude needs no Fisher at all
+EMPIRICAL = ("diagonal", "obert", "mfac")
 # γ over the mean diagonal of F, in general, and for a learned Q with exchanges and without training
 # (benchmarks/damping.py compares)
 DAMPING, EXCHANGE_DAMPING = 0.1, 0.01
@@ -134,13 +138,20 @@ def estimate(
     if method in build:
         operators = build[method](layers, draw(samples), gamma, block_size)
     elif method == "exact":
-        operators = _exact(model, layers, list(pieces(samples)), likelihood, gamma, forward, gone)
+        # all that the loader has once over: what comes after it is the same again
+        once = [
+            move_batch(part, next(model.parameters()).device) for part in one_pass(loader, sub_batch, samples)
+        ]
+        operators = _exact(model, layers, once, likelihood, gamma, forward, gone)
     else:
         factors = kfac_factors(
             model, layers, pieces(samples), likelihood, forward=forward, generator=generator,
             batch_statistics=batch_statistics, gone=gone,
         )  # fmt: skip
-        operators = _diagonal([x for x in layers if x.name not in factors], draw(samples), gamma, block_size)
+        others = [layer for layer in layers if layer.name not in factors]
+        if unknown := [layer.name for layer in others if layer.is_matrix]:
+            logger.warning("%s has no factors for %s: Q is diagonal there", method, ", ".join(unknown))
+        operators = _diagonal(others, draw(samples), gamma, block_size)
         for layer in layers:
             if layer.name in factors:
                 operators[layer.name] = _kfac(*factors[layer.name], gamma)
@@ -158,9 +169,21 @@ def estimate(
 def sub_batches(loader: Iterable[Any], size: int) -> Iterator[Any]:
     """Pieces of `size` examples from a loader, for ever."""
     for batch in cycle(loader):
-        total = batch_size(batch)
-        for start in range(0, max(total - size, 0) + 1, size):
-            yield slice_batch(batch, start, min(start + size, total))
+        yield from _pieces(batch, size)
+
+
+def one_pass(loader: Iterable[Any], size: int, most: int) -> list[Any]:
+    """Pieces of `size` examples from one pass over a loader, `most` of them at the most."""
+    found = list(islice((piece for batch in loader for piece in _pieces(batch, size)), most))
+    if not found:
+        raise ValueError("the loader is empty: it yielded no batch")
+    return found
+
+
+def _pieces(batch: Any, size: int) -> Iterator[Any]:
+    total = batch_size(batch)
+    for start in range(0, max(total - size, 0) + 1, size):
+        yield slice_batch(batch, start, min(start + size, total))
 
 
 def _empirical_h(

@@ -96,9 +96,33 @@ def batch_size(batch: Any) -> int:
 
 
 def slice_batch(batch: Any, start: int, stop: int) -> Any:
-    """Examples start..stop of a batch: every tensor of the batch's length is cut, the rest is kept."""
-    size = batch_size(batch)
-    return map_tensors(batch, lambda t: t[start:stop] if t.dim() > 0 and len(t) == size else t)
+    """Examples start..stop of a batch: every tensor of the batch's length is cut, the rest is kept.
+
+    Lists of that length are cut as well where they hold something else than tensors, texts say.
+    """
+    size, targets = batch_size(batch), targets_of(batch)
+    if targets is not None and targets.dim() > 0 and len(targets) != size and (start, stop) != (0, size):
+        raise ValueError(
+            f"the first tensor of a batch has the length {size} and its targets {len(targets)}: the examples "
+            "must come first in both (batch_first=True for recurrent networks)"
+        )
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[start:stop] if value.dim() > 0 and len(value) == size else value
+        if isinstance(value, Mapping):
+            return {key: cut(item) for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(cut(item) for item in value))
+        if isinstance(value, (tuple, list)):
+            return (
+                value[start:stop]
+                if len(value) == size and not _tensors(value)
+                else type(value)(map(cut, value))
+            )
+        return value
+
+    return cut(batch)
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:

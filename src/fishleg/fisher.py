@@ -8,7 +8,7 @@ belongs to one fixed function, and no buffer of the model is touched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +51,31 @@ def frozen_statistics(model: nn.Module, *, batch_statistics: bool = False) -> It
             recurrent.dropout = dropout
         for norm, track in zip(norms, tracked, strict=True):
             norm.track_running_stats = track
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Gradients on and autocast off inside, whatever the caller has around it; inference mode is an error.
+
+    (Autocast keeps low-precision copies of weights and would go on with those from before a pruning. To run
+    the model under it, put it into `forward`.)
+    """
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "Q is learned from gradients, which torch.inference_mode() rules out: call it outside"
+        )
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.callback(torch.clear_autocast_cache)
+                stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In float32 at least: sums of squares, their inverses and KLs need more than half precision has."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def can_use_batch_statistics(model: nn.Module, batch: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fishleg.batches import Forward, default_forward, targets_of
-from fishleg.fisher import can_use_batch_statistics, frozen_statistics, uncompiled
+from fishleg.fisher import can_use_batch_statistics, frozen_statistics, uncompiled, widened
 from fishleg.layers import Layer
 from fishleg.likelihoods import Likelihood
 
@@ -36,20 +36,21 @@ def kfac_factors(
 
     Rows of a weight that are `gone` have no part in the output side.
     """
-    weights = {layer.name: layer.weight for layer in layers if layer.is_matrix}
-    modules = dict(model.named_modules())
-    supported = {x.name: modules[x.name] for x in layers if x.is_matrix and _supported(modules.get(x.name))}
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}
+    named = {layer.name: layer for layer in layers if layer.is_matrix}
+    supported = _modules_of(model, named.values())
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}  # inputs and outputs of each, in this forward pass
 
     def remember(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs[name] = args[0].detach()
-            outputs[name] = output
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            # copies: what comes next may write into either of them, as ReLU(inplace=True) does
+            calls.setdefault(name, []).append((args[0].detach().clone(), output))
+            return output.clone()
 
         return hook
 
-    handles = [module.register_forward_hook(remember(name)) for name, module in supported.items()]
+    handles = [
+        module.register_forward_hook(remember(name)) for name, found in supported.items() for module in found
+    ]
     totals: dict[str, list[Tensor]] = {}
     count = 0
     try:
@@ -66,50 +67,68 @@ def kfac_factors(
                 if valid is not None:  # ignored positions have no curvature
                     c = c * valid.unsqueeze(getattr(likelihood, "class_dim", -1))
                     units = int(valid.sum())
-                names = [name for name in supported if name in outputs]
-                gradients = torch.autograd.grad(f, [outputs[n] for n in names], c, allow_unused=True)
+                outputs = [output for found in calls.values() for _, output in found]
                 examples, tokens = len(f), units / len(f)
-                for name, g in zip(names, gradients, strict=True):
-                    if g is not None:
-                        dead = (gone or {}).get(weights[name])
-                        if dead is not None:
-                            channels = 1 if isinstance(supported[name], nn.Conv2d) else g.dim() - 1
-                            g = g.index_fill(channels, dead.nonzero().squeeze(1), 0)
-                        bias = len(next(x for x in layers if x.name == name).names) == 2
-                        sides = _sides(supported[name], inputs[name], g / tokens**0.5, bias, examples)
-                        old = totals.get(name)
-                        totals[name] = (
-                            sides if old is None else [a + b for a, b in zip(old, sides, strict=True)]
-                        )
-                inputs.clear()
-                outputs.clear()
+                drawn = iter(torch.autograd.grad(f, outputs, c, allow_unused=True) if outputs else ())
+                for name, found in calls.items():
+                    pairs = [(a, g) for (a, _), g in zip(found, drawn, strict=False) if g is not None]
+                    if not pairs:
+                        continue
+                    module, layer = supported[name][0], named[name]
+                    dead = (gone or {}).get(layer.weight)
+                    rows = [_rows(module, a, g / tokens**0.5, dead) for a, g in pairs]
+                    sides = _sides(rows, layer.bias is not None, examples)
+                    old = totals.get(name)
+                    totals[name] = sides if old is None else [x + y for x, y in zip(old, sides, strict=True)]
+                calls.clear()
     finally:
         for handle in handles:
             handle.remove()
     return {name: (sides[0] / count, sides[1] / count) for name, sides in totals.items()}
 
 
-def widened(tensor: Tensor) -> Tensor:
-    """In float32 at least: sums of squares, and their inverses, need more than half precision has."""
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+def _modules_of(model: nn.Module, layers: Iterable[Layer]) -> dict[str, list[nn.Module]]:
+    """The modules that use each layer's weight, where all of them are of a kind with known statistics."""
+    found: dict[str, list[nn.Module]] = {}
+    for layer in layers:
+        weight = model.get_parameter(layer.weight)
+        users = [m for m in model.modules() if any(p is weight for p in m.parameters(recurse=False))]
+        if users and all(map(_supported, users)):
+            found[layer.name] = users
+    return found
 
 
-def _supported(module: nn.Module | None) -> bool:
+def _supported(module: nn.Module) -> bool:
     if isinstance(module, nn.Linear):
         return True
     if not isinstance(module, nn.Conv2d) or module.groups != 1:
         return False
-    return isinstance(module.padding, tuple) and module.padding_mode == "zeros"
+    return module.padding_mode == "zeros"
 
 
-def _sides(module: nn.Module, a: Tensor, g: Tensor, bias: bool, examples: int) -> list[Tensor]:
-    """[mean over positions of ggᵀ, sum over positions of aaᵀ], both averaged over the examples."""
+def _rows(module: nn.Module, a: Tensor, g: Tensor, dead: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Of one call: inputs (of a convolution, patches) and output gradients, a row for each position."""
     if isinstance(module, nn.Conv2d):
+        if isinstance(module.padding, str):  # "same" may want one more on the far sides; "valid" wants none
+            sizes = zip(reversed(module.kernel_size), reversed(module.dilation), strict=True)
+            spans = [(k - 1) * d if module.padding == "same" else 0 for k, d in sizes]
+            a = functional.pad(a, [side for span in spans for side in (span // 2, span - span // 2)])
         padding = module.padding if isinstance(module.padding, tuple) else (0, 0)
+        if a.dim() == 3:  # without a batch
+            a, g = a.unsqueeze(0), g.unsqueeze(0)
         a = functional.unfold(a, module.kernel_size, module.dilation, padding, module.stride).mT
         g = g.flatten(2).mT
-    a, g = widened(a.reshape(-1, a.shape[-1])), widened(g.reshape(-1, g.shape[-1]))
+    if dead is not None:
+        g = g.index_fill(-1, dead.nonzero().squeeze(1), 0)
+    return widened(a.reshape(-1, a.shape[-1])), widened(g.reshape(-1, g.shape[-1]))
+
+
+def _sides(rows: list[tuple[Tensor, Tensor]], bias: bool, examples: int) -> list[Tensor]:
+    """[mean over positions of ggᵀ, sum over positions of aaᵀ], both averaged over the examples.
+
+    The calls of a module that is called several times are as many more positions.
+    """
+    a, g = (torch.cat(parts) for parts in zip(*rows, strict=True))
     if bias:
         a = torch.cat([a, torch.ones_like(a[:, :1])], dim=1)
-    positions = len(g) / examples
-    return [g.mT @ g / (examples * positions), a.mT @ a / examples]
+    return [g.mT @ g / len(g), a.mT @ a / examples]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ def find_layers(model: nn.Module) -> list[Layer]:
     for module_name, module in model.named_modules():
         matrices = next((m for t, m in reversed(_MATRICES.items()) if isinstance(module, t)), [])
         for weight_attribute, bias_attribute in matrices:
+            if is_parametrized(module, weight_attribute):
+                continue  # no parameter; to read it would compute it, and move what spectral_norm remembers
             weight: Any = getattr(module, weight_attribute, None)
             if id(weight) not in names or id(weight) in claimed:
                 continue

@@ -22,9 +22,10 @@ from torch.utils.hooks import RemovableHandle
 from fishleg.auxiliary import Auxiliary
 from fishleg.batches import check_loader, cycle, move_batch, targets_of
 from fishleg.distributed import mean_over_processes
+from fishleg.fisher import undisturbed, widened
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
-from fishleg.masking import check_owner, keep_zeros, zero_masked
+from fishleg.masking import check_owner, renewable_norms, zero_masked
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.tuning import OPTIMIZERS, FineTuning
@@ -89,8 +90,8 @@ def attach(
     """Prune from within a training loop of your own, after the optimizer's steps.
 
     `start` steps go by untouched, the next is followed by the first pruning, then every `every`-th. Zeros
-    last after every step of the optimizer. FishLeg's own Q scores and compensates where the surgeon's method
-    is "fishleg"; with another optimizer the surgeon refines a Q of its own.
+    last after every step of the optimizer, those that the surgeon has made before included. The surgeon
+    refines a Q of its own: that of a FishLeg optimizer is damped for steps, too much for scores.
 
     To go on after a restart, load the states of model, surgeon and optimizer, and attach the same schedule
     with the number of steps that were `done`.
@@ -113,21 +114,15 @@ def attach(
     def after_step(optimizer: Optimizer, *_: Any) -> None:
         nonlocal count
         count += 1
-        if surgeon.masks and not isinstance(optimizer, FishLeg):
-            zero_masked(optimizer, surgeon.model, surgeon.masks)
-        if not targets or count < 1 or (count - 1) % every:
-            return
-        own = optimizer.inverse if isinstance(optimizer, FishLeg) else None
-        if surgeon.options.method != "fishleg":
-            own = None
-        step = surgeon.prune(targets.pop(0), inverse=own or surgeon.refine(24))
-        if isinstance(optimizer, FishLeg):
-            optimizer.set_masks(surgeon.masks, restrict=False)
-        else:
-            zero_masked(optimizer, surgeon.model, surgeon.masks)
-        if on_prune is not None:
+        due = bool(targets) and count >= 1 and (count - 1) % every == 0
+        if due:
+            step = surgeon.prune(targets.pop(0), inverse=surgeon.refine(24))
+        if due or not isinstance(optimizer, FishLeg):  # which keeps to masks that it knows by itself
+            _enforce(optimizer, surgeon)
+        if due and on_prune is not None:
             on_prune(step)
 
+    _enforce(optimizer, surgeon)
     return optimizer.register_step_post_hook(after_step)
 
 
@@ -173,16 +168,21 @@ class Gradual:
         self.surgeon.model.zero_grad(set_to_none=True)
 
     def _set_training_modes(self) -> None:
-        """Those of the training: what was in evaluation mode within a model in training mode stays there."""
+        """Those of the training: what was in evaluation mode within a model in training mode stays there.
+
+        So do, in a model that was given in evaluation mode, BatchNorms whose parameters are frozen.
+        """
         model = self.surgeon.model
+        self._restore_modes()
+        frozen = {m for m in self._modes if isinstance(m, _BatchNorm)} - set(renewable_norms(model))
         for module, mode in self._modes.items():
-            module.training = True if module is model else mode or not self._modes[model]
+            found_so = mode or (not self._modes[model] and module not in frozen)
+            module.training = True if module is model else found_so
 
     def _restore_modes(self) -> None:
         for module, mode in self._modes.items():
             module.training = mode
 
-    @torch.no_grad()
     def _measure_given(self) -> float:
         """The loss of the model as it was given, on the batches that come first.
 
@@ -198,7 +198,8 @@ class Gradual:
             if isinstance(module, (_BatchNorm, _InstanceNorm)):
                 module.eval()
         try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+            with undisturbed(), torch.no_grad(), forked:
                 for batch in self.ahead:
                     loss = self.loss(move_batch(batch, device))
                     if not self._nothing_counts:
@@ -265,53 +266,68 @@ class Gradual:
         self._set_training_modes()
         lr = self.tuning.lr or OPTIMIZERS[self.tuning.optimizer]
         device = next(model.parameters()).device
-        handle = _install(optimizer, surgeon)
+        _enforce(optimizer, surgeon)
         if self.learning is not None:
             self.learning.reconfigure(
                 sub_batch=surgeon.options.sub_batch,
                 groups=1,
                 refine_every=2,
                 eta_floor=0.05,
-                batch_statistics=not self.learning.options.vectorize,
+                batch_statistics=surgeon.options.batch_statistics is not False
+                and not self.learning.options.vectorize,
             )
         skipped = 0
-        try:
-            while self.step < self.steps:
-                share = self.step / self.steps if self.tuning.lr_schedule == "cosine" else 0.0
-                for group in optimizer.param_groups:
-                    group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * share))
-                batch = move_batch(self.ahead.pop(0) if self.ahead else next(self.batches), device)
-                optimizer.zero_grad()
-                loss = self.loss(batch)
-                if self._nothing_counts:
-                    skipped += 1
-                    if skipped > _MOST_SKIPPED:
-                        raise ValueError(f"{skipped} training batches in a row have no label that counts")
-                    continue
-                skipped = 0
-                if not math.isfinite(value := float(loss.detach())):
+        while self.step < self.steps:
+            share = self.step / self.steps if self.tuning.lr_schedule == "cosine" else 0.0
+            for group in optimizer.param_groups:
+                group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * share))
+            batch = move_batch(self.ahead.pop(0) if self.ahead else next(self.batches), device)
+            with undisturbed():
+                loss = self._train_on(batch, optimizer)
+            if loss is None:
+                skipped += 1
+                if skipped > _MOST_SKIPPED:
                     raise ValueError(
-                        f"the training loss is not finite ({value}) at step {self.step + 1} of {self.steps} "
-                        f"after sparsity {surgeon.sparsity:.4f}: a smaller lr is due, or other data"
+                        f"{skipped} training batches in a row have no label that counts, or a single example "
+                        "where BatchNorm needs several"
                     )
-                loss.backward()
-                if isinstance(optimizer, FishLeg):
-                    if self.tuning.paced:
-                        optimizer.max_kl, optimizer.step_damping = self._pace(self._above_floor(loss))
-                    optimizer.step(batch=batch)
-                else:
-                    optimizer.step()
-                    if self.learning is not None and self.step % self.tuning.update_every == 0:
-                        self.learning.try_step(batch)
-                self.step += 1
-                yield float(loss.detach())
-        finally:
-            if handle is not None:
-                handle.remove()
+                continue
+            skipped = 0
+            self.step += 1
+            yield loss
         for name, parameter in model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise ValueError(f"training has made {name!r} infinite or NaN: a smaller lr is due")
         model.eval()
+
+    def _train_on(self, batch: Any, optimizer: Optimizer) -> float | None:
+        """One training step; its loss, or None where nothing can be learned from the batch."""
+        surgeon = self.surgeon
+        optimizer.zero_grad()
+        try:
+            loss = self.loss(batch)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            return None  # a last batch of one example, before a BatchNorm
+        if self._nothing_counts:
+            return None
+        if not math.isfinite(value := float(loss.detach())):
+            raise ValueError(
+                f"the training loss is not finite ({value}) at step {self.step + 1} of {self.steps} "
+                f"after sparsity {surgeon.sparsity:.4f}: a smaller lr is due, or other data"
+            )
+        loss.backward()
+        if isinstance(optimizer, FishLeg):
+            if self.tuning.paced:
+                optimizer.max_kl, optimizer.step_damping = self._pace(self._above_floor(loss))
+            optimizer.step(batch=batch)
+        else:
+            optimizer.step()
+            _enforce(optimizer, surgeon)
+            if self.learning is not None and self.step % self.tuning.update_every == 0:
+                self.learning.try_step(batch)
+        return value
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the stage and the optimizer (a Q that is the surgeon's too is in the surgeon's)."""
@@ -380,7 +396,7 @@ class Gradual:
 
     def loss(self, batch: Any) -> Tensor:
         likelihood, forward = self.surgeon.likelihood, self.surgeon.forward
-        f = forward(self.surgeon.model, batch)
+        f = widened(forward(self.surgeon.model, batch))
         targets = targets_of(batch)
         valid = likelihood.valid(f, targets)
         self._nothing_counts = valid is not None and not bool(valid.any())
@@ -395,20 +411,25 @@ class Gradual:
                 raise
         self._floor = 0.0
         with torch.no_grad():
-            reference = forward(self.teacher, batch)
+            reference = widened(forward(self.teacher, batch))
         # a confident teacher says little but the label at T = 1; T² keeps the size of the gradient
         T = self.tuning.temperature if likelihood.has_logits else 1.0
         return T**2 * likelihood.divergence(f / T, reference / T, valid)
 
 
-def _install(optimizer: Optimizer, surgeon: Surgeon) -> RemovableHandle | None:
-    """Make the optimizer respect the surgeon's masks; FishLeg does so by itself."""
+def _enforce(optimizer: Optimizer, surgeon: Surgeon) -> None:
+    """The surgeon's masks, as they are now: in the weights and in the optimizer's state.
+
+    FishLeg keeps to them from then on. Its Q goes on learning the Fisher matrix of all weights: its structure
+    fits that one much better than the masked one, and the joint compensation takes care of what is removed
+    (docs/deviations.md).
+    """
+    if not surgeon.masks:
+        return
     if isinstance(optimizer, FishLeg):
-        # Q goes on learning the Fisher matrix of all weights: its structure fits that one much better than
-        # the masked one, and the joint compensation takes care of what is removed (docs/deviations.md).
         optimizer.set_masks(surgeon.masks, restrict=False)
-        return None
-    return keep_zeros(optimizer, surgeon.model, surgeon.masks)
+    else:
+        zero_masked(optimizer, surgeon.model, surgeon.masks)
 
 
 __all__ = ["Gradual", "Progress", "attach", "gradual"]

@@ -40,11 +40,15 @@ def zero_masked(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tens
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
     """The masks of a pruned model, from its zeros: every matrix or kernel that has some.
 
-    A row that is gone takes its bias along, where that is zero, too.
+    A row that is gone takes its bias along, where that is zero, too. A tensor that is nothing but zeros was
+    not pruned (no layer is emptied) but starts there, as adapters do, and is left free.
     """
     masks = {
         name: p.detach() != 0 for name, p in model.named_parameters() if p.dim() > 1 and bool((p == 0).any())
     }
+    for name in [name for name, mask in masks.items() if not bool(mask.any())]:
+        logger.info("%s is all zeros: taken for a start, not for a mask", name)
+        del masks[name]
     for layer in find_layers(model):
         if layer.is_matrix and layer.bias is not None and layer.weight in masks:
             gone = ~masks[layer.weight].flatten(1).any(1) & (model.get_parameter(layer.bias) == 0)
@@ -135,12 +139,13 @@ def refresh_batchnorm(
                 if "more than 1 value per channel" not in str(error):
                     raise
         if not seen:
-            _restore(before)
             logger.warning(
                 "BatchNorm's statistics are those from before the pruning: they need batches of more than "
                 "one example, and the loader has none"
             )
-            return 0
+        # a norm that the evaluated model does not use, say in a head for training only, keeps what it had
+        untouched = {norm: old for norm, old in before.items() if not int(norm.num_batches_tracked or 0)}
+        _restore(untouched)
     except BaseException:
         _restore(before)
         raise
@@ -149,7 +154,7 @@ def refresh_batchnorm(
             module.training = mode
         for norm, momentum in momenta.items():
             norm.momentum = momentum
-    return len(norms)
+    return len(norms) - len(untouched)
 
 
 def _restore(before: Mapping[_BatchNorm, dict[str, Any]]) -> None:

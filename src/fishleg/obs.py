@@ -62,33 +62,33 @@ def compensate(
     removed: Tensor,
     method: str = "joint",
     *,
-    gradient: Tensor | None = None,
     iterations: int = 50,
     tolerance: float = 1e-4,
+    settle: bool = True,
 ) -> Compensation:
     """The update that deletes the weights `removed` (boolean, shaped as w) and makes up for it.
 
-    joint: δ = −Q E_P (Q_PP)⁻¹ w_P, the optimum, by Jacobi-preconditioned conjugate gradients.
+    joint: δ = −Q E_P (Q_PP)⁻¹ w_P, the optimum, by Jacobi-preconditioned conjugate gradients. Where these
+    have not converged (a Q with hardly any damping) the loss increase is that of the update they got to, or
+    of the independent one where that is lower; without `settle` it is their lower bound of the optimum's.
     independent: the sum of single-weight OBS updates, shortened to the length that is best under Q.
     sum: that sum as published (it over-corrects at high sparsity). none: deletion alone.
-    A gradient of the loss at w adds the Newton step −Qg on what is kept (joint only).
     """
     multipliers = None
     if method not in COMPENSATIONS:
         raise ValueError(f"compensation must be one of {', '.join(COMPENSATIONS)}, got {method!r}")
-    if gradient is not None and method != "joint":
-        raise ValueError(f"a gradient needs compensation='joint', got {method!r}")
     w_P = torch.where(removed, w, torch.zeros_like(w))
     if method == "joint":
-        Qg = None if gradient is None else q.matvec(gradient)
-        target = w_P if Qg is None else w_P - torch.where(removed, Qg, 0.0)
-        x = solve_removed(q, removed, target, iterations=iterations, tolerance=tolerance)
+        x, converged = solve_removed(q, removed, w_P, iterations=iterations, tolerance=tolerance)
         multipliers = x
         delta = -q.matvec(x)
-        # x·target − ½ xᵀQx: the dual value, never above the optimum, with an error of second order in CG's
-        predicted = float((x * target).sum() + 0.5 * (x * delta).sum())
-        if gradient is not None and Qg is not None:
-            delta, predicted = delta - Qg, predicted - 0.5 * float((gradient * Qg).sum())
+        # x·w_P − ½ xᵀQx: the dual value, never above the optimum, with an error of second order in CG's
+        predicted = float((x * w_P).sum() + 0.5 * (x * delta).sum())
+        if settle and not converged:
+            delta = torch.where(removed, -w, delta)
+            predicted, rough = _quadratic(q, delta), compensate(w, q, removed, "independent")
+            if rough.predicted < predicted:
+                return rough
     elif method == "none":
         delta, predicted = -w_P, _quadratic(q, -w_P)
     else:
@@ -127,8 +127,11 @@ def exchange_scores(w: Tensor, curvature: Tensor, removed: Tensor, solved: Compe
 
 def solve_removed(
     q: Operator, removed: Tensor, target: Tensor, *, iterations: int = 50, tolerance: float = 1e-4
-) -> Tensor:
-    """x with support P and Q_PP x = target_P, by conjugate gradients with a Jacobi preconditioner."""
+) -> tuple[Tensor, bool]:
+    """x with support P and Q_PP x = target_P, by conjugate gradients with a Jacobi preconditioner.
+
+    Also whether it is there: the error, in the preconditioner's norm, is within the tolerance.
+    """
     zero = torch.zeros_like(target)
     inverse_diagonal = torch.where(removed, 1 / q.diag().clamp(min=torch.finfo(target.dtype).tiny), zero)
     x = inverse_diagonal * target
@@ -146,7 +149,7 @@ def solve_removed(
         z = inverse_diagonal * residual
         rz, old = (residual * z).sum(), rz
         direction = z + (rz / old) * direction
-    return x
+    return x, not bool(rz > limit)
 
 
 def _quadratic(q: Operator, delta: Tensor) -> float:
@@ -156,5 +159,5 @@ def _quadratic(q: Operator, delta: Tensor) -> float:
 def _inverse_times(q: Operator, v: Tensor) -> Tensor:
     """Q⁻¹ v; for M Q M its inverse on what is kept, without forming it."""
     if isinstance(q, Masked):
-        return solve_removed(q.inner, q.mask, v, iterations=200, tolerance=1e-5)
+        return solve_removed(q.inner, q.mask, v, iterations=200, tolerance=1e-5)[0]
     return q.solve(v)

@@ -344,7 +344,7 @@ class FishLeg(Optimizer):
 class _Recorder:
     """A forward hook that remembers the model's last training call as a batch: it can be cut and replayed.
 
-    A copy of the model, or its pickle, gets a recorder of its own, with nothing in it.
+    A copy of the model, or its pickle, gets one that remembers nothing: it has no optimizer.
     """
 
     def __init__(self) -> None:
@@ -356,8 +356,15 @@ class _Recorder:
             labels = targets_of(kwargs)
             self.call = {"args": args, "kwargs": kwargs, "autocast": _autocast_state(), "labels": labels}
 
-    def __reduce__(self) -> tuple[type[_Recorder], tuple[()]]:
-        return _Recorder, ()
+    def __reduce__(self) -> tuple[type[_Silent], tuple[()]]:
+        return _Silent, ()
+
+
+class _Silent:
+    """What stands in a copy's place of a recorder."""
+
+    def __call__(self, *_: Any) -> None:
+        pass
 
 
 def _replay(model: nn.Module, batch: Any) -> Tensor:

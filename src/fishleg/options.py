@@ -6,11 +6,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fishleg.baselines import METHODS
+from fishleg.baselines import EMPIRICAL, METHODS
 from fishleg.inverse import DEFAULT_STRUCTURE, Structure
 from fishleg.obs import COMPENSATIONS
 from fishleg.patterns import Pattern, as_pattern
 from fishleg.warmstart import AuxiliaryOptions
+
+
+def check_whole(options: object, least: int, *names: str) -> None:
+    """These fields are whole numbers, and none is below `least`."""
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} must be >= {least} and whole, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +69,10 @@ class SurgeonOptions:
                     re.compile(expression)
                 except re.error as error:
                     raise ValueError(f"{name}: {expression!r} is no regular expression: {error}") from None
-        for name in ("samples", "sub_batch", "block_size"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.empirical and self.method in ("fishleg", "magnitude"):
-            raise ValueError(f"empirical=True is for the other methods, {self.method!r} has no use for it")
-        if not self.exchanges >= 0 or self.exchanges != int(self.exchanges):
-            raise ValueError(f"exchanges must be >= 0 and whole, got {self.exchanges}")
-        if self.batchnorm_batches < 0:
-            raise ValueError(f"batchnorm_batches must be >= 0, got {self.batchnorm_batches}")
+        check_whole(self, 1, "samples", "sub_batch", "block_size")
+        check_whole(self, 0, "exchanges", "batchnorm_batches", "measure_batches")
+        if self.empirical and self.method not in EMPIRICAL:
+            raise ValueError(f"empirical=True needs one of {', '.join(EMPIRICAL)}, got {self.method!r}")
         if self.batch_statistics and (self.method == "exact" or not self.batchnorm_batches):
             raise ValueError(
                 "batch_statistics=True needs batchnorm_batches >= 1, and a method other than exact, "
@@ -77,6 +80,4 @@ class SurgeonOptions:
             )
         if self.batch_statistics and self.auxiliary is not None and self.auxiliary.vectorize:
             raise ValueError("batch_statistics=True and AuxiliaryOptions(vectorize=True) exclude each other")
-        if self.measure_batches < 0:
-            raise ValueError(f"measure_batches must be >= 0, got {self.measure_batches}")
         as_pattern(self.pattern)

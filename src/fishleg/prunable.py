@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import nn
 
 from fishleg.batches import Forward, move_batch
-from fishleg.fisher import frozen_statistics, uncompiled
+from fishleg.fisher import frozen_statistics, uncompiled, undisturbed
 from fishleg.options import SurgeonOptions
 from fishleg.patterns import Pattern
 
@@ -35,18 +34,23 @@ def choose(
     """
     reasons: Reasons = {}
     parameters = dict(model.named_parameters())
+    names = _all_names(model)
     for expression in [*options.include, *options.exclude]:
-        if not any(re.search(expression, name) for name in parameters):
+        if not any(re.search(expression, alias) for aliases in names.values() for alias in aliases):
             raise ValueError(f"{expression!r} matches no parameter; there are {', '.join(parameters)}")
+
+    def named_by(expressions: Sequence[str], name: str) -> bool:
+        return any(re.search(expression, alias) for expression in expressions for alias in names[name])
+
     for name, parameter in parameters.items():
-        included = any(re.search(expression, name) for expression in options.include)
+        included = named_by(options.include, name)
         if not parameter.requires_grad:
             reasons[name] = "frozen"
         elif name not in matrices:
-            reasons[name] = "not the weight of a linear layer or convolution"
+            reasons[name] = _why_no_matrix(model, name)
         elif options.include and not included:
             reasons[name] = "not included"
-        elif any(re.search(expression, name) for expression in options.exclude):
+        elif named_by(options.exclude, name):
             reasons[name] = "excluded"
         elif pattern.whole_rows and name == output and not included:
             reasons[name] = "rows of the output layer are the model's outputs (include it to prune them)"
@@ -55,25 +59,65 @@ def choose(
     return reasons
 
 
-@torch.no_grad()
-def last_called(
+def _all_names(model: nn.Module) -> dict[str, list[str]]:
+    """By the name that a parameter goes by, all names that it has: tied ones have several."""
+    names: dict[int, list[str]] = {}
+    for alias, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(alias)
+    return {name: names[id(parameter)] for name, parameter in model.named_parameters()}
+
+
+def _why_no_matrix(model: nn.Module, name: str) -> str:
+    if ".parametrizations." in f".{name}" or name.endswith(("_orig", "weight_g", "weight_v")):
+        return "parametrized: make it an ordinary weight first (remove_parametrizations, prune.remove)"
+    if model.get_parameter(name).dim() < 2:
+        return "not a matrix"
+    return "not the weight of a linear layer, convolution or embedding (register_layer adds others)"
+
+
+def output_layer(
     model: nn.Module, matrices: Collection[str], loader: Iterable[Any], forward: Forward
 ) -> str | None:
-    """The one of these weights whose layer a forward pass calls last; none called: the last of them."""
+    """The one of these weights whose rows are the model's outputs.
+
+    Of the layers between which and the outputs there is no other, it is the one that is called last. Where
+    no gradient tells (all is frozen), the one that is called last of all; none called: the last of them.
+    """
     called = list(matrices)[-1:]
+    made: dict[Any, str] = {}  # by node of the graph, the weight of the layer that made it
     batch = next(iter(loader), None)
     if batch is None:
         return called[-1] if called else None  # that there are no data is told later
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            called.append(name)
+            node = getattr(output[0] if isinstance(output, tuple) else output, "grad_fn", None)
+            if node is not None:
+                made[node] = name
+
+        return hook
+
     with ExitStack() as hooks:
         for name in matrices:
             weight = model.get_parameter(name)
             for module in model.modules():  # a weight that is tied has several
                 if any(p is weight for p in module.parameters(recurse=False)):
-                    note = module.register_forward_hook(lambda *_, name=name: called.append(name))
-                    hooks.callback(note.remove)
-        with uncompiled(), frozen_statistics(model):
-            forward(model, move_batch(batch, next(model.parameters()).device))
-    return called[-1] if called else None
+                    hooks.callback(module.register_forward_hook(note(name)).remove)
+        with uncompiled(), undisturbed(), frozen_statistics(model):
+            f = forward(model, move_batch(batch, next(model.parameters()).device))
+    direct, seen, left = set(), set(), [f.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in made:
+            direct.add(made[node])
+        else:
+            left += [earlier for earlier, _ in node.next_functions]
+    last = [name for name in called if name in direct] or called
+    return last[-1] if last else None
 
 
 def tell_what_is_left_out(model: nn.Module, reasons: Mapping[str, str | None]) -> None:

@@ -133,7 +133,7 @@ class Scalpel:
             for name, mask in trial.items():
                 layer, removed = self.layers[name], self._removed(q, name, mask)
                 w = self._packed(layer, q)
-                result = compensate(w, operators[name], removed, iterations=_ROUND_ITERATIONS)
+                result = compensate(w, operators[name], removed, iterations=_ROUND_ITERATIONS, settle=False)
                 predicted += result.predicted
                 values = layer.unpack(exchange_scores(w, curvatures[name], removed, result))[name]
                 gone = zeros[name] | ~old[name] if name in old else zeros[name]

@@ -6,6 +6,7 @@ The model is changed in place and stays the user's own class; masks live beside 
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,12 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from fishleg import prunable
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.baselines import DAMPING, EXCHANGE_DAMPING, estimate, learner, sub_batches
 from fishleg.batches import Forward, check_loader, cycle, default_forward
 from fishleg.distributed import take_from_first, tell_if_alone
+from fishleg.fisher import undisturbed
 from fishleg.inverse import InverseFisher
 from fishleg.layers import find_layers
 from fishleg.likelihoods import Categorical, Likelihood, as_likelihood
@@ -71,6 +74,11 @@ class Surgeon:
             raise ValueError(f"pass either options or keywords, got both ({', '.join(overrides)})")
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        lazy = [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]
+        if lazy:
+            raise ValueError(
+                f"{lazy[0]} has no shape yet: call the model once on a batch, or load its weights"
+            )
         check_loader(loader)
         tell_if_alone(model)
         self.options = options or SurgeonOptions(**overrides)
@@ -84,7 +92,7 @@ class Surgeon:
         self.trains = False  # whether the model is trained between prunings
         self.layers = {layer.weight: layer for layer in find_layers(model) if layer.is_matrix}
         rows = self.pattern.whole_rows
-        output = prunable.last_called(model, self.layers, loader, forward) if rows else None
+        output = prunable.output_layer(model, self.layers, loader, forward) if rows else None
         self.reasons = prunable.choose(model, self.layers, self.pattern, self.options, output=output)
         self.prunable = [name for name, reason in self.reasons.items() if reason is None]
         if not self.prunable:
@@ -133,6 +141,7 @@ class Surgeon:
         scalpel = self.scalpel
         return sum(scalpel.counted(scalpel.weight(name)).numel() for name in self.prunable)
 
+    @undisturbed()
     def estimate(self) -> InverseFisher:
         """Estimate Q afresh at the model as it is now."""
         o = self.options
@@ -151,6 +160,7 @@ class Surgeon:
             self.gamma = gamma
         return self.inverse
 
+    @undisturbed()
     def new_learner(self, *, untaught: bool = False) -> Auxiliary:
         """A Q learned at the model as it is now, and what can go on refining it."""
         with normalised_by_batch(self.model):
@@ -195,6 +205,7 @@ class Surgeon:
             "forward": self.forward, "generator": self.generator, "masks": self.masks,
         }  # fmt: skip
 
+    @undisturbed()
     def refine(self, steps: int | None = None) -> InverseFisher:
         """Go on learning the same Q at the model as it is now; methods that do not learn estimate afresh.
 
@@ -217,6 +228,7 @@ class Surgeon:
                     self.on_q(stats)
         return self.learning.inverse
 
+    @undisturbed()
     def prune(
         self, sparsity: float, *, inverse: InverseFisher | None = None, cuts: int = 1, refine: int = 24
     ) -> PruneStep:
@@ -337,7 +349,8 @@ class Surgeon:
         """
         steps: list[PruneStep] = []
         for sparsity in self.check_targets(sparsities):
-            inverse = self.refine() if self.learning is not None and steps else None
+            known = self.learning is not None and bool(self.history)
+            inverse = self.refine() if known else None
             steps.append(self.prune(sparsity, inverse=inverse))
             if callback is not None:
                 callback(steps[-1])
@@ -348,13 +361,14 @@ class Surgeon:
         learning = None
         if self.learning is not None:
             learning = {"inverse": self.learning.inverse.state_dict(), "state": self.learning.state_dict()}
-        return {
+        state = {
             "masks": dict(self.masks),
             "gamma": self.gamma,
             "generator": self.generator.get_state(),
             "history": [asdict(step) for step in self.history],
             "learning": learning,
         }
+        return copy.deepcopy(state)  # Q goes on learning, and the state is that of now
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, bit for bit."""

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fishleg.options import check_whole
+
 OPTIMIZERS = {"fishleg": 0.1, "sgd": 0.02, "adam": 1e-3}  # and their default learning rates
 LR_SCHEDULES = ("cosine", "constant")
 
@@ -39,8 +41,8 @@ class FineTuning:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         if not (self.epochs > 0 and math.isfinite(self.epochs)):
             raise ValueError(f"epochs must be > 0 and finite, got {self.epochs}")
-        if self.steps is not None and (self.steps < 1 or self.steps != int(self.steps)):
-            raise ValueError(f"steps must be >= 1 and whole, got {self.steps}")
+        check_whole(self, 1, *["steps"] * (self.steps is not None), "update_every", "cuts")
+        check_whole(self, 0, "refine")
         if self.lr is not None and not (self.lr > 0 and math.isfinite(self.lr)):
             raise ValueError(f"lr must be > 0 and finite, got {self.lr}")
         if not 0 <= self.momentum < 1 or not self.weight_decay >= 0 or not self.max_kl > 0:
@@ -54,11 +56,6 @@ class FineTuning:
             raise ValueError(f"temperature must be > 0 and finite, got {self.temperature}")
         if not 1 <= self.step_damping < math.inf:
             raise ValueError(f"step_damping must be >= 1 and finite, got {self.step_damping}")
-        if self.update_every < 1 or self.refine < 0 or self.cuts < 1:
-            raise ValueError(
-                "update_every must be >= 1, refine >= 0 and cuts >= 1, "
-                f"got {self.update_every}, {self.refine} and {self.cuts}"
-            )
 
     @property
     def paced(self) -> bool:

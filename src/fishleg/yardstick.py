@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.batches import Forward, cycle, move_batch, targets_of
-from fishleg.fisher import frozen_statistics
+from fishleg.fisher import frozen_statistics, widened
 from fishleg.likelihoods import Likelihood
 
 
@@ -36,7 +36,7 @@ class Yardstick:
         """The model's outputs as it is now."""
         self.choose()
         with frozen_statistics(self.model):
-            outputs = [self.forward(self.model, batch) for batch in self.batches]
+            outputs = [widened(self.forward(self.model, batch)) for batch in self.batches]
         if not all(bool(torch.isfinite(f).all()) for f in outputs):
             raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
         return outputs
