@@ -437,9 +437,9 @@ def test_epochs_decide_how_long_to_train() -> None:
         ({"steps": 0}, "steps must be >= 1 and whole, got 0"),
         ({"lr": 0.0}, "lr must be > 0 and finite, got 0.0"),
         ({"lr": math.inf}, "lr must be > 0 and finite, got inf"),
-        ({"update_every": 0}, "update_every must be >= 1, .*, got 0, 24 and 3"),
-        ({"refine": -1}, "refine >= 0 .*, got 10, -1 and 3"),
-        ({"cuts": 0}, "cuts >= 1, got 10, 24 and 0"),
+        ({"update_every": 0}, "update_every must be >= 1 and whole, got 0"),
+        ({"refine": -1}, "refine must be >= 0 and whole, got -1"),
+        ({"cuts": 0}, "cuts must be >= 1 and whole, got 0"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

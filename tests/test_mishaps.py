@@ -193,6 +193,8 @@ def test_batchnorm_and_a_last_batch_of_one(caplog: pytest.LogCaptureFixture) -> 
     with torch.no_grad():
         expected = torch.stack([model[0](part).mean(0) for part in x[:64].split(32)]).mean(0)
     torch.testing.assert_close(model[1].running_mean, expected)
+    refresh_batchnorm(model, [x[64:], *x[:64].split(32)], 3)  # it is left out wherever it comes
+    torch.testing.assert_close(model[1].running_mean, expected)
     assert refresh_batchnorm(model, list(x[:2].split(1)), 3) == 0
     assert "need batches of more than one example" in caplog.text
     torch.testing.assert_close(model[1].running_mean, expected)  # as it was
@@ -221,9 +223,9 @@ def test_a_pruned_model_is_not_taken_for_the_teacher() -> None:
     [
         ({"exclude": "fc"}, "exclude must be a list of regular expressions, got 'fc'"),
         ({"include": "fc"}, "include must be a list of regular expressions, got 'fc'"),
-        ({"samples": -5}, "samples must be >= 1, got -5"),
-        ({"sub_batch": 0}, "sub_batch must be >= 1, got 0"),
-        ({"block_size": 0}, "block_size must be >= 1, got 0"),
+        ({"samples": -5}, "samples must be >= 1 and whole, got -5"),
+        ({"sub_batch": 0}, "sub_batch must be >= 1 and whole, got 0"),
+        ({"block_size": 0}, "block_size must be >= 1 and whole, got 0"),
         ({"empirical": True}, "empirical=True needs one of diagonal, obert, mfac, got 'fishleg'"),
     ],
 )

@@ -313,7 +313,9 @@ def test_fewer_arms_can_be_drawn(arms: tuple[str, ...]) -> None:
     rows = [{"sparsity": s, "before": 60.0, "after": None if s > 0.6 else 70.0} for s in config.sparsities]
     results = {f"{arm}, seed 0": {"rows": rows, "seconds": 1.0} for arm in arms}
     results["dense"] = {"curve": [{"loss": 1.0, "accuracy": 75.0}]}
-    assert len(unstructured._draw(config, {"units": results}).axes) == 1
+    drawn = unstructured._draw(config, {"units": results})
+    assert [axis.get_title() for axis in drawn.axes] == ["right after each pruning", "after the training"]
+    assert all(len(axis.lines) == len(arms) + 1 for axis in drawn.axes)  # and the dense model's
     found = plain(unstructured.summary(config, results))
     assert "diverged" in tables._unstructured("x", found)["x"]
 
@@ -323,6 +325,18 @@ def test_a_diverged_arm_is_left_out_of_the_bars() -> None:
     found = {"before": {"OBS + SGD": good, "FLS + SGD": bad}, "after": {"OBS + SGD": good, "FLS + SGD": bad}}
     figure = semi_structured._draw(SMOKE, {"summary": {**found, "dense": 75.0}})
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["OBS + SGD"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("cifar10", ""),
+        ("cifar10-obs16", ", the paper's hyperparameters, OBS from 16 gradients"),
+        ("cifar10-short", ", dense model stopped early"),
+    ],
+)
+def test_titles_tell_configurations_apart(name: str, told: str) -> None:
+    assert unstructured.particulars(configs.load(name)) == told
 
 
 def test_the_configured_classes_are_checked(tmp_path: Path) -> None:

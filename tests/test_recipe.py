@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fishleg import api, baselines, likelihoods, loop, obs, patterns
+from fishleg import api, baselines, likelihoods, obs, patterns, tuning
 from fishleg.cli import _given
 from fishleg.options import SurgeonOptions
 from fishleg.tool import recipe as recipes
@@ -275,16 +275,16 @@ def test_choices_are_those_of_the_library():
     assert recipes.METHODS == baselines.METHODS
     assert recipes.MODES == api.MODES
     assert tuple(recipes.COMPENSATIONS) == tuple(obs.COMPENSATIONS)
-    assert tuple(loop.OPTIMIZERS) == recipes.OPTIMIZERS
+    assert tuple(tuning.OPTIMIZERS) == recipes.OPTIMIZERS
     assert tuple(likelihoods.LIKELIHOODS) == recipes.LIKELIHOODS
-    assert set(recipes.EMPIRICAL) == {"fishleg", *baselines.EMPIRICAL}
+    assert set(recipes.EMPIRICAL) == {"fishleg", "magnitude", *baselines.EMPIRICAL}
     for name in recipes.LIKELIHOODS:
         likelihoods.as_likelihood(name)
     for name in recipes.SCHEDULES:
         patterns.schedule(name, 0.9, 3)
 
 
-@pytest.mark.parametrize("options", [SurgeonOptions, loop.FineTuning])
+@pytest.mark.parametrize("options", [SurgeonOptions, tuning.FineTuning])
 def test_defaults_are_those_of_the_library(options: type[Any]):
     recipe, own = Recipe(), options()
     shared = {f.name for f in dataclasses.fields(options)} & set(FIELDS)
@@ -292,7 +292,7 @@ def test_defaults_are_those_of_the_library(options: type[Any]):
     for name in shared:
         ours, theirs = getattr(recipe, name), getattr(own, name)
         assert ours == (list(theirs) if isinstance(theirs, tuple) else theirs), name
-    if options is loop.FineTuning:  # a run takes all of them from the recipe
+    if options is tuning.FineTuning:  # a run takes all of them from the recipe
         assert shared == {f.name for f in dataclasses.fields(options)}
 
 

@@ -70,7 +70,7 @@ def with_nan() -> nn.Sequential:
         (lambda: Surgeon(mlp(), [], exclude=["wieght"]), "'wieght' matches no parameter"),
         (
             lambda: Surgeon(mlp(), [], include=["bias"]),
-            "nothing to prune:\n(.|\n)*not the weight of a linear layer, convolution or embedding",
+            "nothing to prune:\n(.|\n)*not a matrix",
         ),
         (lambda: Surgeon(mlp(), [], pattern="5:7"), "nothing to prune:\n(.|\n)*6 inputs are not a multiple"),
         (lambda: Surgeon(mlp(), [], options=SurgeonOptions(), floor=0.1), r"got both \(floor\)"),
@@ -90,7 +90,7 @@ def with_nan() -> nn.Sequential:
         (lambda: SurgeonOptions(exchanges=2.5), "exchanges must be >= 0 and whole, got 2.5"),
         (lambda: SurgeonOptions(exchanges=float("nan")), "exchanges must be >= 0 and whole, got nan"),
         (lambda: SurgeonOptions(relative_damping=-1.0), "relative_damping must be > 0, got -1.0"),
-        (lambda: SurgeonOptions(batchnorm_batches=-1), "batchnorm_batches must be >= 0, got -1"),
+        (lambda: SurgeonOptions(batchnorm_batches=-1), "batchnorm_batches must be >= 0 and whole, got -1"),
         (lambda: SurgeonOptions(pattern="diagonal"), "pattern must be .*, got 'diagonal'"),
     ],
 )

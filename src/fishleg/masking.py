@@ -132,12 +132,17 @@ def refresh_batchnorm(
             norm.train()
         seen = 0
         for _, batch in zip(range(batches), cycle(loader), strict=False):
+            counts = [copy.deepcopy(norm.num_batches_tracked) for norm in norms]
             try:
                 forward(model, move_batch(batch, device))
                 seen += 1
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise
+                for norm, count in zip(
+                    norms, counts, strict=True
+                ):  # it was counted, and the mean goes by that
+                    norm.num_batches_tracked = count
         if not seen:
             logger.warning(
                 "BatchNorm's statistics are those from before the pruning: they need batches of more than "

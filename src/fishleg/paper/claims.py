@@ -141,7 +141,7 @@ def _learned(settings: dict[str, Any], alpha: float, probe: str) -> Callable[[Re
         return ensemble.dense(inverse)
 
     def score(problem: Problem, Q: Tensor) -> float:
-        """What a rate is chosen by: the error after half of the weights are pruned."""
+        """The error after half of the weights are pruned; a rate is chosen by it."""
         try:
             return pruned(settings, [problem], [Q])[0]
         except RuntimeError:  # of a Cholesky factor: Q is singular but for rounding, as good as diverged
@@ -155,7 +155,7 @@ def _learned(settings: dict[str, Any], alpha: float, probe: str) -> Callable[[Re
         Qs = learn(problems, rate, 1000)
         return {
             "rate": rate,
-            "mse": pruned(settings, problems, Qs),
+            "mse": [score(problem, Q) for problem, Q in zip(problems, Qs, strict=True)],
             "distance": [p.distance(Q) for p, Q in zip(problems, Qs, strict=True)],
         }
 

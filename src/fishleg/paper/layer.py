@@ -48,9 +48,9 @@ def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Result
     settings: dict[str, Any] = {
         "examples": 60 if smoke else 500,
         "width": 3 if smoke else 16,
-        "seeds": 1 if smoke else 3,
+        "seeds": 1 if smoke else 2,
         "steps": 4 if smoke else 300,
-        "iterations": 3 if smoke else 400,  # of L-BFGS, towards a structure's optimum
+        "iterations": 3 if smoke else 200,  # of L-BFGS, towards a structure's optimum
         "rates": [0.03] if smoke else [0.003, 0.01, 0.03, 0.1],  # of the paper's estimator
         "checks": [1, 4] if smoke else [1, 4, 16, 64, 256],  # auxiliary steps after the pruning
         "version": 1,

@@ -7,7 +7,7 @@ from typing import Any
 from fishleg.paper.config import Config
 from fishleg.paper.harness import Results, mean_sem
 from fishleg.paper.resnet18 import Experiment
-from fishleg.paper.unstructured import COLOURS, by_arm
+from fishleg.paper.unstructured import COLOURS, by_arm, particulars
 
 NAME = "semi_structured"
 
@@ -30,19 +30,21 @@ def _draw(config: Config, record: Results) -> Any:
     figure = Figure(figsize=(6.5, 3.4), layout="constrained")
     axis = figure.subplots()
     arms = [arm for arm, value in found["after"].items() if value["mean"] is not None]  # None: diverged
-    for when, shade, shift in (("before", 0.35, -0.2), ("after", 1.0, 0.2)):
-        values = [found[when][arm] for arm in arms]
-        axis.barh(
-            [i + shift for i in range(len(arms))], [v["mean"] for v in values],
-            xerr=[v["sem"] for v in values], alpha=shade, color=[COLOURS[arm] for arm in arms], height=0.38,
-        )  # fmt: skip
+    for place, arm in enumerate(arms):
+        before, after = found["before"][arm], found["after"][arm]
+        axis.plot([before["mean"], after["mean"]], [place, place], color=COLOURS[arm], linewidth=0.8)
+        for value, face in ((before, "white"), (after, COLOURS[arm])):
+            axis.errorbar(
+                value["mean"], place, xerr=value["sem"], marker="o", color=COLOURS[arm], markerfacecolor=face
+            )
     axis.set_yticks(range(len(arms)), arms)
     axis.axvline(found["dense"], color="grey", linewidth=0.8)
-    lowest = min([found["dense"], *(found["before"][arm]["mean"] for arm in arms)])
-    axis.set_xlim(max(0, lowest - 5), None)
     axis.invert_yaxis()
-    axis.set(xlabel="test accuracy, % (pale: before the last training; grey line: dense)")
-    axis.set_title(f"2:4, ResNet18, width {config.width}, {config.dataset}, seeds: {len(config.seeds)}")
+    axis.margins(y=0.25)
+    axis.grid(alpha=0.3, axis="x")
+    axis.set(xlabel="test accuracy, % (open: before the last training; grey line: dense)")
+    what = f"{config.dataset}{particulars(config)}"
+    axis.set_title(f"2:4, ResNet18, width {config.width}, {what}, seeds: {len(config.seeds)}", fontsize=10)
     return figure
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from fishleg.checkpoint import write_atomically
 from fishleg.paper import ablation, claims, estimation, init, layer
 from fishleg.paper.ablation import shared
+from fishleg.paper.config import ARMS
 
 Cell = str | float | None | dict[str, Any]
 
@@ -33,7 +34,7 @@ def tables(results: Path) -> dict[str, str]:
     found.update(_ablation(records["ablation"]))
     found.update(_claims(records["claims"]["summary"]))
     found.update(_layer(records["layer"]["summary"]))
-    return {**found, **tables_of(results), "cost": cost(results)}
+    return {**found, **tables_of(results), "cost": cost(results), "cost-arms": relative_cost(results)}
 
 
 def cost(results: Path) -> str:
@@ -61,6 +62,23 @@ def cost(results: Path) -> str:
     for dataset, total in totals.items():
         rows.append([f"all of {dataset}{' but -wide' * (dataset == 'cifar10')}", "", f"{total / 3600:.2f}"])
     return markdown(["experiment", "parts", "core-hours"], rows)
+
+
+def relative_cost(results: Path) -> str:
+    """CPU seconds of each arm, by those of magnitude + SGD on the same dataset."""
+    found: dict[str, dict[str, float]] = {}
+    for dataset in ("cifar10", "tiny-imagenet"):
+        units = json.loads((results / f"unstructured-{dataset}.json").read_text("utf-8"))["units"]
+        spent: dict[str, list[float]] = {}
+        for key, unit in units.items():
+            if "cpu_seconds" in unit:
+                spent.setdefault(key.partition(", seed")[0], []).append(unit["cpu_seconds"])
+        found[dataset] = {arm: sum(seconds) / len(seconds) for arm, seconds in spent.items()}
+    rows: list[list[Cell]] = []
+    for arm in ARMS:
+        ratios = [by_arm.get(arm, 0.0) / by_arm.get(ARMS[0], 1.0) for by_arm in found.values()]
+        rows.append([arm, *(f"{ratio:.1f}" if ratio else None for ratio in ratios)])
+    return markdown(["CPU time / magnitude + SGD", *found], rows)
 
 
 def tables_of(results: Path) -> dict[str, str]:
@@ -256,26 +274,33 @@ def _unstructured(name: str, summary: dict[str, Any]) -> dict[str, str]:
     head = f"test accuracy, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']}{fewer})"
     found = {}
     for key, when in ((name, "after"), (f"{name}-before", "before")):
-        rows = [[arm, *(_points(values[level]) for level in levels)] for arm, values in summary[when].items()]
+        seeds = {arm: summary["seeds"] if arm in ARMS[:3] else crossed for arm in summary[when]}
+        rows = [
+            [arm, *(_points(values[level], seeds[arm] > 1) for level in levels)]
+            for arm, values in summary[when].items()
+        ]
         found[key] = markdown([head, *levels], rows)
     if "parts" in summary:
-        rows = [[part, *(_points(summary["parts"][level][part]) for level in levels)]
+        rows = [[part, *(_points(summary["parts"][level][part], crossed > 1) for level in levels)]
                 for part in summary["parts"][levels[0]]]  # fmt: skip
         found[f"{name}-parts"] = markdown(["points gained by", *levels], rows)
     return found
 
 
 def _semi_structured(name: str, summary: dict[str, Any]) -> dict[str, str]:
-    rows = [[arm, _points(summary["before"][arm]), _points(value)] for arm, value in summary["after"].items()]
+    rows = [
+        [arm, *(_points(summary[when][arm], summary["seeds"] > 1) for when in ("before", "after"))]
+        for arm in summary["after"]
+    ]
     head = f"test accuracy at 2:4, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']})"
     return {name: markdown([head, "before the last training", "after"], rows)}
 
 
-def _points(value: dict[str, Any]) -> str:
-    """Percentage points to two places; the error where there is more than one seed."""
+def _points(value: dict[str, Any], several: bool) -> str:
+    """Percentage points to two places; the error where there are several seeds."""
     if value["mean"] is None:
         return "diverged"
-    return f"{value['mean']:.2f}" + (f" ± {value['sem']:.2f}" if value["sem"] else "")
+    return f"{value['mean']:.2f}" + (f" ± {value['sem']:.2f}" if several else "")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

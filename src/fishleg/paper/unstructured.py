@@ -70,15 +70,16 @@ def _draw(config: Config, record: Results) -> Any:
 
     results = record["units"]
     runs = by_arm(config, config.arms, results)
-    panels = [("as the paper did it", AS_THE_PAPER), ("scorer × optimizer", CROSSED)]
-    panels = [(title, arms) for title, arms in panels if set(arms) <= set(runs)]
-    panels = panels or [("", tuple(runs))]
-    figure = Figure(figsize=(6.2 * len(panels), 4.6), layout="constrained")
+    paper = AS_THE_PAPER if set(AS_THE_PAPER) <= set(runs) else tuple(runs)
+    panels = [("right after each pruning", "before", paper), ("after the training", "after", paper)]
+    if set(CROSSED) <= set(runs):
+        panels.append(("after the training, scorer × optimizer", "after", CROSSED))
+    figure = Figure(figsize=(5.4 * len(panels), 4.6), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     x = [1 / (1 - s) for s in config.sparsities]
-    for axis, (title, arms) in zip(axes, panels, strict=True):
+    for axis, (title, when, arms) in zip(axes, panels, strict=True):
         for arm in (arm for arm in arms if arm in runs):
-            rows = [[row["after"] for row in seed["rows"]] for seed in runs[arm]]
+            rows = [[row[when] for row in seed["rows"]] for seed in runs[arm]]
             band(axis, x, rows, arm, color=COLOURS[arm], marker="o", markersize=3)
         axis.axhline(results["dense"]["curve"][-1]["accuracy"], color="grey", linewidth=0.8)
         axis.set_xscale("log")
@@ -90,8 +91,21 @@ def _draw(config: Config, record: Results) -> Any:
     seeds = f"{len(config.seeds)} seed{'s' * (len(config.seeds) > 1)}"
     fewer = {arm: len(found) for arm, found in runs.items() if len(found) != len(config.seeds)}
     seeds += "".join(f", {arm}: {count}" for arm, count in fewer.items())
-    figure.suptitle(f"ResNet18, width {config.width}, {config.dataset}, {seeds}; grey: dense")
+    figure.suptitle(
+        f"ResNet18, width {config.width}, {config.dataset}{particulars(config)}, {seeds}; grey: dense"
+    )
     return figure
+
+
+def particulars(config: Config) -> str:
+    """What tells a configuration from the usual one, for a title."""
+    usual = Config(dataset=config.dataset)
+    found = [
+        "the paper's hyperparameters" * (config.preset == "paper"),
+        f"OBS from {config.obs_samples} gradients" * (config.obs_samples < usual.obs_samples),
+        "dense model stopped early" * (config.dense_rate == "constant"),
+    ]
+    return "".join(f", {words}" for words in found if words)
 
 
 run = Experiment(NAME, "global", "sparsities", "arms", summary, _draw).run
