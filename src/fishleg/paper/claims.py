@@ -259,11 +259,10 @@ def _draw(settings: dict[str, Any], found: Results) -> Any:
     )
     bias.legend(frameon=False, fontsize=8)
     for probe, label in (("isotropic", "isotropic u"), ("gradient", "gradients as u")):
-        values = list(found[probe].values())
-        starts.errorbar(
-            settings["starts"], [v["mse"]["mean"] for v in values], [v["mse"]["sem"] for v in values],
-            marker="o", label=label,
-        )  # fmt: skip
+        # where Q has diverged there is no mean
+        values = [(at, v["mse"]) for at, v in zip(settings["starts"], found[probe].values(), strict=True)]
+        points = [(at, mse["mean"], mse["sem"]) for at, mse in values if mse["mean"] is not None]
+        starts.errorbar(*zip(*points, strict=True), marker="o", label=label)
     starts.axhline(found["exact"]["mean"], color="grey", linewidth=0.8, label="exact inverse")
     starts.set(
         xscale="log", yscale="log", xlabel="α, Q₀ = αI", ylabel="test MSE at 50 %", title="start and probes"
