@@ -39,6 +39,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     crossed_seeds: tuple[int, ...] = ()  # of the arms that the paper has not; default: the same
     samples: int = 192  # gradients for FLS's first Q
+    refine: int = 24  # auxiliary steps before each cut, where the preset is ours
     obs_samples: int = 512  # gradients for each of OBS's
     device: str = "cpu"
 
@@ -52,7 +53,7 @@ class Config:
                 raise ValueError(f"{name} must be some of {', '.join(ARMS)}, got {list(getattr(self, name))}")
         if isinstance(self.classes, tuple):
             self._list_of("classes", str, "names")
-        whole = ("width", "stem_stride", "batch_size", "dense_epochs", "samples", "obs_samples")
+        whole = ("width", "stem_stride", "batch_size", "dense_epochs", "samples", "refine", "obs_samples")
         for name in (*whole, *(() if isinstance(self.classes, tuple) else ("classes",))):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -106,7 +107,7 @@ class Config:
 
     def _but_usual(self, values: dict[str, Any]) -> dict[str, Any]:
         """Without what is newer than the oldest results and as it was for them."""
-        newer = {"dense_rate": "one cycle"}
+        newer = {"dense_rate": "one cycle", "refine": 24}
         return {key: value for key, value in values.items() if newer.get(key) != value}
 
 

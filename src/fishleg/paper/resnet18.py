@@ -245,9 +245,10 @@ def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any
         "OBS": {"method": "obert", "compensation": "sum", "empirical": True, "samples": config.obs_samples},
         "FLS": {"samples": config.samples},
     }
-    surgery, tuning = scorers[scorer], {"optimizer": "sgd", "lr": SGD_RATE[config.preset]}
+    surgery = scorers[scorer]
+    tuning: dict[str, Any] = {"optimizer": "sgd", "lr": SGD_RATE[config.preset], "refine": config.refine}
     if optimizer == "FishLeg":
-        tuning = {"optimizer": "fishleg"}
+        tuning = {"optimizer": "fishleg", "refine": config.refine}
         if config.preset == "paper":
             paper, tuning = paper_preset(config)
             surgery = {**paper, **surgery} if scorer == "magnitude" else {**surgery, **paper}
