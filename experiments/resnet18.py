@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fishleg.checkpoint import write_json
 from fishleg.paper.config import load
-from fishleg.paper.resnet18 import load_data
+from fishleg.paper.dense import load_data
 
 EXPERIMENTS = {
     "cifar10": [

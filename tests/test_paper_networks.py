@@ -12,7 +12,9 @@ from click.testing import CliRunner
 
 from fishleg import FineTuning, SurgeonOptions, cli
 from fishleg.loop import Gradual
+from fishleg.masking import refresh_batchnorm
 from fishleg.paper import config as configs
+from fishleg.paper import dense as dense_model
 from fishleg.paper import resnet18, semi_structured, tables, unstructured
 from fishleg.paper.harness import plain
 from fishleg.surgeon import Surgeon
@@ -66,8 +68,8 @@ def test_smoke_runs_and_resumes(module, tmp_path: Path) -> None:
     assert tables.tables_of(tmp_path) == {}  # it has not come to its end
 
 
-def dense(tmp_path: Path, config: configs.Config = SMOKE) -> resnet18.Dense:
-    return resnet18.Dense(config, resnet18.load_data(config, None, print), tmp_path, lambda _: None)
+def dense(tmp_path: Path, config: configs.Config = SMOKE) -> dense_model.Dense:
+    return dense_model.Dense(config, dense_model.load_data(config, None, print), tmp_path, lambda _: None)
 
 
 def test_stopped_training_of_the_dense_model_goes_on(tmp_path: Path) -> None:
@@ -88,9 +90,9 @@ def test_stopped_training_of_the_dense_model_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         half.model()
     half.progress = lambda _: None
-    assert resnet18.epochs_to_train(SMOKE, tmp_path) == SMOKE.dense_epochs
-    assert resnet18.epochs_to_train(SMOKE, half.path.parent) == SMOKE.dense_epochs - 1
-    assert resnet18.epochs_to_train(SMOKE, whole.path.parent) == 0
+    assert dense_model.epochs_to_train(SMOKE, tmp_path) == SMOKE.dense_epochs
+    assert dense_model.epochs_to_train(SMOKE, half.path.parent) == SMOKE.dense_epochs - 1
+    assert dense_model.epochs_to_train(SMOKE, whole.path.parent) == 0
     again = half.model().state_dict()
     assert epochs == 2
     assert all(torch.equal(expected[key], again[key]) for key in expected)
@@ -129,6 +131,20 @@ def test_results_of_another_dense_model_are_not_added_to(tmp_path: Path) -> None
     )[1]
     with pytest.raises(ValueError, match="those of another dense model"):
         unit.compute({"dense": {"weights": "0123"}})
+
+
+def test_the_control_removes_nothing_and_trains_all_the_same(tmp_path: Path) -> None:
+    model = dense(tmp_path)
+    config = replace(SMOKE, epochs=0.5)
+    run = resnet18.prune_run(config, model, configs.CONTROL, 0, pattern="2:4", sparsities=(0.25, 0.5))
+    assert [row["sparsity"] for row in run["rows"]] == [0.0, 0.0]
+    renewed = model.model()
+    refresh_batchnorm(renewed, model.examples.batches(config, seed=100))
+    assert run["rows"][0]["before"] == dense_model.test_accuracy(renewed, model.examples, "cpu")
+    assert run["rows"][1]["before"] not in (
+        run["rows"][0]["before"],
+        run["rows"][0]["after"],
+    )  # trained, renewed
 
 
 def test_a_run_that_diverges_is_told_and_the_next_can_go_on(tmp_path: Path) -> None:
@@ -190,7 +206,7 @@ def test_the_papers_preset_is_its_table() -> None:
 
 def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> None:
     config = replace(SMOKE, preset="paper", dense_epochs=1)
-    model, examples = dense(tmp_path, config).model(), resnet18.load_data(config, None, print)
+    model, examples = dense(tmp_path, config).model(), dense_model.load_data(config, None, print)
     surgery, tuning = resnet18.arm_options(config, "FLS + FishLeg")
     surgery["samples"] = 6
     surgeon = Surgeon(model, examples.batches(config, 0), **surgery)
@@ -341,7 +357,7 @@ def test_titles_tell_configurations_apart(name: str, told: str) -> None:
 
 def test_the_configured_classes_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="digits has 10 classes here, expected 9"):
-        resnet18.load_data(replace(SMOKE, classes=9), None, print)
+        dense_model.load_data(replace(SMOKE, classes=9), None, print)
 
 
 def test_an_unknown_device_is_told_at_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ DATASETS = ("cifar10", "tiny-imagenet", "digits")
 PRESETS = ("ours", "paper")
 DENSE_RATES = ("one cycle", "constant")
 ARMS = ("magnitude + SGD", "OBS + SGD", "FLS + FishLeg", "FLS + SGD", "magnitude + FishLeg")
+CONTROL = "dense + SGD"  # nothing is removed: what training and renewed statistics alone are worth
 VERSION = 3  # of what the arms do; results of another are not mixed with these
 
 
@@ -49,8 +50,9 @@ class Config:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         for name in ("arms", "semi_structured_arms"):
             self._list_of(name, str, "names")
-            if not set(getattr(self, name)) <= set(ARMS):
-                raise ValueError(f"{name} must be some of {', '.join(ARMS)}, got {list(getattr(self, name))}")
+            if not set(getattr(self, name)) <= {*ARMS, CONTROL}:
+                rule = f"must be some of {', '.join((*ARMS, CONTROL))}"
+                raise ValueError(f"{name} {rule}, got {list(getattr(self, name))}")
         if isinstance(self.classes, tuple):
             self._list_of("classes", str, "names")
         whole = ("width", "stem_stride", "batch_size", "dense_epochs", "samples", "refine", "obs_samples")
@@ -91,7 +93,7 @@ class Config:
 
     def seeds_of(self, arm: str) -> tuple[int, ...]:
         """The seeds of an arm."""
-        return self.seeds if arm in ARMS[:3] else self.crossed_seeds or self.seeds
+        return self.crossed_seeds or self.seeds if arm in ARMS[3:] else self.seeds
 
     def settings(self, schedule: str) -> dict[str, Any]:
         """What the results depend on. Arms and seeds may be added later, another device changes nothing."""

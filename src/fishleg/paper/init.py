@@ -41,6 +41,8 @@ WORDS = {
 }
 STARTS = ("I", "I/γ")
 SNAPSHOTS = 6
+TIMES_LONGER = 4
+LONGER = ", longer"
 
 
 def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Results:
@@ -66,6 +68,11 @@ def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Result
     units += [Unit(f"natural steps from {start}", _natural(settings, start), cost=0.3) for start in STARTS]
     units += [
         Unit(f"Adam, {form}, from {start}", _probes(settings, form, start), cost=6.0)
+        for form in ("triangular", "square")
+        for start in (*STARTS, MEAN)
+    ]
+    units += [
+        Unit(f"Adam, {form}, from {start}{LONGER}", _longer(settings, form, start), cost=14.0)
         for form in ("triangular", "square")
         for start in (*STARTS, MEAN)
     ]
@@ -181,32 +188,43 @@ def _natural(settings: dict[str, Any], start: str) -> Callable[[Results], Any]:
 
 def _probes(settings: dict[str, Any], form: str, start: str) -> Callable[[Results], Any]:
     """Adam on the paper's estimator, minibatches and all, with its rate tuned (and decayed to zero)."""
+    return lambda _: _tuned(settings, form, start, settings["probe rates"], settings["probe steps"])
 
-    def compute(_: Results) -> Any:
-        structure = "triangular" if form == "triangular" else "full"
-        tried: dict[float, float] = {}
-        best: list[list[float]] = []
-        for rate in settings["probe rates"]:
-            try:
-                gaps = _learned(settings, structure, _scale(settings, start), paper_options(rate))
-                tried[rate] = mean(row[-1] for row in gaps)
-            except ValueError:  # the library refuses to go on with gradients that are not finite
-                tried[rate] = math.inf
-                continue
-            if tried[rate] == min(tried.values()):
-                best = gaps
-        return {"rate": min(tried, key=lambda r: tried[r]), "tried": tried, "gap": best}
+
+def _longer(settings: dict[str, Any], form: str, start: str) -> Callable[[Results], Any]:
+    """The same for more minibatches; the best rate, with more of them, is the same or lower."""
+
+    def compute(results: Results) -> Any:
+        best = results[f"Adam, {form}, from {start}"]["rate"]
+        rates = [rate for rate in settings["probe rates"] if rate <= best][-3:]
+        return _tuned(settings, form, start, rates, TIMES_LONGER * settings["probe steps"])
 
     return compute
 
 
+def _tuned(settings: dict[str, Any], form: str, start: str, rates: list[float], steps: int) -> Results:
+    structure = "triangular" if form == "triangular" else "full"
+    tried: dict[float, float] = {}
+    best: list[list[float]] = []
+    for rate in rates:
+        try:
+            gaps = _learned(settings, structure, _scale(settings, start), paper_options(rate), steps)
+            tried[rate] = mean(row[-1] for row in gaps)
+        except ValueError:  # the library refuses to go on with gradients that are not finite
+            tried[rate] = math.inf
+            continue
+        if tried[rate] == min(tried.values()):
+            best = gaps
+    return {"rate": min(tried, key=lambda r: tried[r]), "tried": tried, "gap": best}
+
+
 def _minibatches(settings: dict[str, Any]) -> Callable[[Results], Any]:
     options = our_options(settings["batch"])
-    return lambda _: {"gap": _learned(settings, "full", 1.0, options)}
+    return lambda _: {"gap": _learned(settings, "full", 1.0, options, settings["probe steps"])}
 
 
 def _learned(
-    settings: dict[str, Any], structure: str, scale: float, options: AuxiliaryOptions
+    settings: dict[str, Any], structure: str, scale: float, options: AuxiliaryOptions, steps: int
 ) -> list[list[float]]:
     """The gaps of a Q that is learned from minibatches by the library."""
     problems = [_problem(settings, seed) for seed in range(settings["probe seeds"])]
@@ -218,7 +236,6 @@ def _learned(
         for problem, Q, row in zip(problems, ensemble.dense(inverse), gaps, strict=True):
             row.append(problem.gap(Q))
 
-    steps = settings["probe steps"]
     ensemble.learn(inverse, options, steps, watch=watch, at=spaced(steps, 12))
     return gaps
 
@@ -296,6 +313,9 @@ def _draw(settings: dict[str, Any], results: Results) -> Any:
             name = "I n/Tr($F_γ$)" if start == MEAN else start
             label = f"probes, Adam, $Q_0$ = {name}, rate {unit['rate']:.2g}"
             band(axis, minibatches, unit["gap"], label, color=colour)
+            longer = results[f"Adam, {form}, from {start}{LONGER}"]
+            at = spaced(TIMES_LONGER * settings["probe steps"], 12)
+            band(axis, at, longer["gap"], f"longer, rate {longer['rate']:.2g}", color=colour, linestyle="--")
         ours = results["ours, minibatches"]
         band(axis, minibatches, ours["gap"], "ours, any $Q_0$", color="tab:green")
         axis.set(xscale="log", yscale="log", xlabel="minibatches", ylabel="loss above its minimum, relative",

@@ -29,7 +29,7 @@ def tables(results: Path) -> dict[str, str]:
         for name in (init.NAME, estimation.NAME, ablation.NAME, claims.NAME, layer.NAME)
     }
     found: dict[str, str] = {}
-    found.update(_init(records["init"]["summary"]))
+    found.update(_init(records["init"]))
     found.update(_estimation(records["estimation"]["summary"]))
     found.update(_ablation(records["ablation"]))
     found.update(_claims(records["claims"]["summary"]))
@@ -106,7 +106,8 @@ def renew(text: str, made: Mapping[str, str]) -> str:
     return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", one, text, flags=re.DOTALL)
 
 
-def _init(summary: dict[str, Any]) -> dict[str, str]:
+def _init(record: dict[str, Any]) -> dict[str, str]:
+    summary, steps = record["summary"], record["settings"]["probe steps"]
     words = {
         "Q itself": "Q itself",
         "triangular": "triangular factor",
@@ -128,8 +129,12 @@ def _init(summary: dict[str, Any]) -> dict[str, str]:
     descent.append(["natural steps (ours)", "none", natural[0], "none", natural[1]])
     starts = (*init.STARTS, init.MEAN)
     noisy = [
-        [f"Adam, probes, {form}", *(summary[f"Adam, {form}, from {start}"]["final gap"] for start in starts)]
+        [
+            f"Adam, probes, {form}, {steps * more} minibatches",
+            *(summary[f"Adam, {form}, from {start}{words}"]["final gap"] for start in starts),
+        ]
         for form in ("triangular", "square")
+        for words, more in (("", 1), (init.LONGER, init.TIMES_LONGER))
     ]
     noisy.append(["ours (the start does not matter)", summary["ours, minibatches"]["final gap"], None, None])
     return {
@@ -178,6 +183,9 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
         )]
         for start in ("I", "I/γ")
     ]  # fmt: skip
+    descent = summary["A: descent on the factor"]
+    times = [kind for kind in next(iter(descent.values())) if kind != "rate"]
+    on_factor = [[key, values["rate"], *(values[time] for time in times)] for key, values in descent.items()]
     structures = ["full", "diagonal", *(f"block {size}" for size in sizes)]
     B = [
         [
@@ -207,6 +215,7 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
         "ablation-flow": markdown(
             ["Q₀", "P = I: rate", "P = I: steps to 1e-6", "P = Q: rate", "P = Q: steps to 1e-6"], flow
         ),
+        "ablation-factor": markdown(["factor, Q₀, P", "rate", *times], on_factor),
         "ablation-b": markdown(["Q", "paper's estimator", "ours", "the structure's optimum"], B),
         "ablation-c": markdown(["test MSE at", *levels], C),
         "ablation-ranks": markdown(["rank correlation of B with C at", *levels], ranks),
@@ -274,7 +283,7 @@ def _unstructured(name: str, summary: dict[str, Any]) -> dict[str, str]:
     head = f"test accuracy, % (dense {summary['dense']:.2f}; seeds: {summary['seeds']}{fewer})"
     found = {}
     for key, when in ((name, "after"), (f"{name}-before", "before")):
-        seeds = {arm: summary["seeds"] if arm in ARMS[:3] else crossed for arm in summary[when]}
+        seeds = {arm: crossed if arm in ARMS[3:] else summary["seeds"] for arm in summary[when]}
         rows = [
             [arm, *(_points(values[level], seeds[arm] > 1) for level in levels)]
             for arm, values in summary[when].items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fishleg.paper.config import Config
+from fishleg.paper.config import CONTROL, Config
 from fishleg.paper.harness import Results, band, mean_sem
 from fishleg.paper.resnet18 import Experiment
 
@@ -18,6 +18,7 @@ COLOURS = {
     "FLS + FishLeg": "tab:green",
     "FLS + SGD": "tab:olive",
     "magnitude + FishLeg": "tab:cyan",
+    CONTROL: "black",
 }
 
 

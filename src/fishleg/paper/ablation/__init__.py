@@ -37,6 +37,7 @@ from fishleg.paper.harness import (
     need_matplotlib,
     run_units,
     save_picture,
+    spaced,
 )
 from fishleg.paper.problems import DTYPE
 
@@ -83,7 +84,10 @@ def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Result
         },
         "version": 1,
     }
-    units = [Unit("A: flow", preconditioning.flow(settings))]
+    units = [
+        Unit("A: flow", preconditioning.flow(settings)),
+        Unit("A: descent on the factor", preconditioning.factor_descent(settings), cost=12),
+    ]
     for factor in FACTORS:
         units += [
             Unit(f"A: {factor}, noise-free, P={P}", preconditioning.noise_free(settings, factor, P), cost=8)
@@ -131,11 +135,22 @@ def _summary(settings: dict[str, Any], structures: list[str], results: Results) 
             "half-way gap": mean_sem(row[len(row) - 3] for row in unit["gap"]),
         }
         for key, unit in results.items()
-        if key.startswith("A: ") and key != "A: flow"
+        if key.startswith("A: ") and "gap" in unit
     }
     flow = {
         key: {"rate": unit["rate"], "steps to 1e-6": unit["steps to 1e-6"]}
         for key, unit in results["A: flow"].items()
+    }
+    times = spaced(settings["A"]["noise-free steps"], 30)
+    descent = {
+        key: {
+            "rate": unit["rate"],
+            **{
+                f"gap after {times[i]}": mean_sem(row[i] for row in unit["gap"])
+                for i in (len(times) // 2, len(times) * 5 // 6, len(times) - 1)
+            },
+        }
+        for key, unit in results["A: descent on the factor"].items()
     }
     B = {
         f"{structure}, {who}": {
@@ -179,7 +194,8 @@ def _summary(settings: dict[str, Any], structures: list[str], results: Results) 
             name: statistics.median(a / b for a, b in zip(values, seconds["oBERT, recursion"], strict=True))
             for name, values in seconds.items()
         }
-    return {"A": A, "A: flow": flow, "B": B, "C": C, "B against C, rank correlation": correlation, "D": D}
+    A_more = {"A: flow": flow, "A: descent on the factor": descent}
+    return {"A": A, **A_more, "B": B, "C": C, "B against C, rank correlation": correlation, "D": D}
 
 
 def _stage_at(settings: dict[str, Any], percent: int) -> int:

@@ -48,6 +48,56 @@ def flow(settings: dict[str, Any]) -> Callable[[Results], Any]:
     return compute
 
 
+def factor_descent(settings: dict[str, Any]) -> Callable[[Results], Any]:
+    """Gradient descent on L, Q = LLᵀ, without noise: L ← L − η(PR + (PR)ᵀ)L with R = F_γQ − I.
+
+    An eigenvalue β of Q, whose target is β*, then moves by −4ηβ(β/β* − 1), and by β times that with P = Q:
+    the factor brings along the Q that makes all time constants alike, and P = Q is one too many.
+    """
+    steps = settings["A"]["noise-free steps"]
+
+    def descend(problem: Problem, factor: str, start: float, P: str, rate: float) -> list[float]:
+        identity, at = torch.eye(problem.n, dtype=DTYPE), set(spaced(steps, 30))
+        L, gaps = math.sqrt(start) * identity, []
+        for t in range(1, steps + 1):
+            Q = L @ L.mT
+            residual = problem.F_gamma @ Q - identity
+            residual = Q @ residual if P == "Q" else residual
+            gradient = (residual + residual.mT) @ L
+            L = L - rate * (gradient.tril() if factor == "triangular" else gradient)
+            if t in at:
+                gaps.append(problem.gap(L @ L.mT))
+                if not gaps[-1] < 1e6:
+                    return [math.inf] * len(at)
+        return gaps
+
+    def compute(_: Results) -> Any:
+        found = {}
+        problem = problem_of(settings, 999)
+        starts = {
+            "I": 1.0,
+            "I n/Tr(F_γ)": float(settings["n"] / problem.F_gamma.trace()),
+            "I/γ": 1 / settings["gamma"],
+        }
+        for factor in FACTORS:
+            for label, start in starts.items():
+                for P in "IQ":
+                    tried: dict[float, float] = {}
+                    for octave in range(-16, 1):  # a rate beyond one that diverges does, too
+                        tried[2.0**octave] = descend(problem, factor, start, P, 2.0**octave)[-1]
+                        if not math.isfinite(tried[2.0**octave]):
+                            break
+                    best = min(tried, key=lambda rate: tried[rate])
+                    gaps = [
+                        descend(problem_of(settings, seed), factor, start, P, best)
+                        for seed in range(settings["A"]["seeds"])
+                    ]
+                    found[f"{factor}, {label}, P={P}"] = {"rate": best, "tried": tried, "gap": gaps}
+        return found
+
+    return compute
+
+
 def noise_free(settings: dict[str, Any], factor: str, P: str) -> Callable[[Results], Any]:
     """Adam on the factor with the expectation over u and data taken exactly; the best constant rate."""
     steps = settings["A"]["noise-free steps"]
