@@ -42,7 +42,6 @@ paper: $(VENV)/.stamp-dev
 	  $(PY) -m fishleg reproduce $$figure --out paper-out || exit 1; done
 	for dataset in cifar10 tiny-imagenet; do \
 	  $(PY) experiments/resnet18.py $$dataset --out paper-out || exit 1; done
-	$(PY) -m fishleg reproduce unstructured --config cifar10-wide --out paper-out
 
 # One thread per worker: the workers already fill the cores.
 test: $(VENV)/.stamp-dev

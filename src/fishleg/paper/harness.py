@@ -184,6 +184,13 @@ def spaced(last: int, count: int) -> list[int]:
     return sorted({round(last ** (i / (count - 1))) for i in range(count)})
 
 
+def steps_to(goal: float, gaps: Sequence[float | None], at: Sequence[int] | None = None) -> float:
+    """The first step after which the gap is no larger; `at` says after which steps it was measured."""
+    places = at or range(1, len(gaps) + 1)
+    found = (float(t) for t, gap in zip(places, gaps, strict=True) if gap is not None and gap <= goal)
+    return next(found, math.inf)
+
+
 def need_matplotlib() -> None:
     """Complain before the work rather than after it."""
     try:

@@ -26,6 +26,7 @@ from fishleg.paper.harness import (
     run_units,
     save_picture,
     spaced,
+    steps_to,
 )
 from fishleg.paper.problems import DTYPE, Ensemble, Problem, our_options, paper_options
 from fishleg.warmstart import AuxiliaryOptions, WarmStart
@@ -111,7 +112,7 @@ def _descent(settings: dict[str, Any], form: str, start: str) -> Callable[[Resul
             return [_descend(settings, problem, form, scale, rate) for problem in some]
 
         def slowness(runs: list[tuple[list[float], list[list[float]]]]) -> tuple[float, float]:
-            times = [_reached(settings["steps"], gaps) for gaps, _ in runs]
+            times = [steps_to(0.01, gaps, _checkpoints(settings["steps"])) for gaps, _ in runs]
             return mean(times), mean(gaps[-1] for gaps, _ in runs)
 
         coarse = {2.0**k: slowness(descend(2.0**k, problems[:1])) for k in settings["octaves"]}
@@ -192,11 +193,12 @@ def _probes(settings: dict[str, Any], form: str, start: str) -> Callable[[Result
 
 
 def _longer(settings: dict[str, Any], form: str, start: str) -> Callable[[Results], Any]:
-    """The same for more minibatches; the best rate, with more of them, is the same or lower."""
+    """The same for more minibatches, with the rate that was best, one above and two below."""
 
     def compute(results: Results) -> Any:
-        best = results[f"Adam, {form}, from {start}"]["rate"]
-        rates = [rate for rate in settings["probe rates"] if rate <= best][-3:]
+        rates = settings["probe rates"]
+        best = rates.index(results[f"Adam, {form}, from {start}"]["rate"])
+        rates = rates[max(best - 2, 0) : best + 2]
         return _tuned(settings, form, start, rates, TIMES_LONGER * settings["probe steps"])
 
     return compute
@@ -240,18 +242,6 @@ def _learned(
     return gaps
 
 
-def _reached(steps: int, gaps: list[float]) -> float:
-    """The first checkpoint within 1 % of the optimum; infinite if there is none."""
-    return next(
-        (
-            float(t)
-            for t, gap in zip(_checkpoints(steps), gaps, strict=True)
-            if gap is not None and gap <= 0.01
-        ),
-        math.inf,
-    )
-
-
 def _checkpoints(steps: int) -> list[int]:
     return [0, *spaced(steps, 90)]
 
@@ -268,7 +258,7 @@ def _summary(settings: dict[str, Any], results: Results) -> Results:
         if "rate" in unit:
             summary[key]["rate"] = unit["rate"]
         if not key.startswith(("Adam", "ours")):
-            times = [_reached(settings["steps"], row) for row in unit["gap"]]
+            times = [steps_to(0.01, row, _checkpoints(settings["steps"])) for row in unit["gap"]]
             summary[key]["steps to 1 %"] = mean(times)
     return summary
 

@@ -184,8 +184,11 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
         for start in ("I", "I/γ")
     ]  # fmt: skip
     descent = summary["A: descent on the factor"]
-    times = [kind for kind in next(iter(descent.values())) if kind != "rate"]
-    on_factor = [[key, values["rate"], *(values[time] for time in times)] for key, values in descent.items()]
+    kinds = list(next(iter(descent.values())))
+    on_factor = [
+        [start, *(descent[f"{start}, P={P}"][kind] for P in "IQ" for kind in kinds)]
+        for start in dict.fromkeys(key.rpartition(",")[0] for key in descent)
+    ]
     structures = ["full", "diagonal", *(f"block {size}" for size in sizes)]
     B = [
         [
@@ -203,7 +206,7 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
     ]
     C.append(["all weights removed", *[summary["C"]["all weights removed"]] * len(levels)])
     ranks = [[who, *values.values()] for who, values in summary["B against C, rank correlation"].items()]
-    kinds = {
+    measures = {
         "mse": "mse, mean over stages",
         "full": "distance to full, mean over stages",
         "blocks": "distance to blocks, mean over stages",
@@ -215,12 +218,14 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
         "ablation-flow": markdown(
             ["Q₀", "P = I: rate", "P = I: steps to 1e-6", "P = Q: rate", "P = Q: steps to 1e-6"], flow
         ),
-        "ablation-factor": markdown(["factor, Q₀, P", "rate", *times], on_factor),
+        "ablation-factor": markdown(
+            ["factor, Q₀", *(f"P = {P}: {kind}" for P in "IQ" for kind in kinds)], on_factor
+        ),
         "ablation-b": markdown(["Q", "paper's estimator", "ours", "the structure's optimum"], B),
         "ablation-c": markdown(["test MSE at", *levels], C),
         "ablation-ranks": markdown(["rank correlation of B with C at", *levels], ranks),
     }
-    for name, kind in kinds.items():
+    for name, kind in measures.items():
         rows = [[arm, *(summary["D"][f"block {size}, {arm}"][kind] for size in sizes)] for arm in arms]
         found[f"ablation-d-{name}"] = markdown([kind, *head], rows)
     times = [summary["D"][f"block {size}, time relative to oBERT's recursion"] for size in sizes]

@@ -38,6 +38,7 @@ from fishleg.paper.harness import (
     run_units,
     save_picture,
     spaced,
+    steps_to,
 )
 from fishleg.paper.problems import DTYPE
 
@@ -141,13 +142,13 @@ def _summary(settings: dict[str, Any], structures: list[str], results: Results) 
         key: {"rate": unit["rate"], "steps to 1e-6": unit["steps to 1e-6"]}
         for key, unit in results["A: flow"].items()
     }
-    times = spaced(settings["A"]["noise-free steps"], 30)
+    times = spaced(settings["A"]["noise-free steps"], 60)
     descent = {
         key: {
             "rate": unit["rate"],
             **{
-                f"gap after {times[i]}": mean_sem(row[i] for row in unit["gap"])
-                for i in (len(times) // 2, len(times) * 5 // 6, len(times) - 1)
+                f"steps to {goal:g}": mean(steps_to(goal, row, times) for row in unit["gap"])
+                for goal in (0.01, 1e-6)
             },
         }
         for key, unit in results["A: descent on the factor"].items()

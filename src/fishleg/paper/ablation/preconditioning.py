@@ -10,7 +10,7 @@ import torch
 
 from fishleg.operators import FullFactor, Gram
 from fishleg.paper.ablation.shared import FACTORS, problem_of, tried_rates
-from fishleg.paper.harness import Results, spaced
+from fishleg.paper.harness import Results, spaced, steps_to
 from fishleg.paper.problems import DTYPE, Ensemble, Problem, best_rate, exponential, paper_options
 
 
@@ -29,18 +29,15 @@ def flow(settings: dict[str, Any]) -> Callable[[Results], Any]:
             gaps.append(float((beta - target).square().div(target).sum() / target.sum()))
         return gaps
 
-    def reached(gaps: list[float]) -> float:
-        return next((float(t) for t, gap in enumerate(gaps, 1) if gap <= 1e-6), math.inf)
-
     def compute(_: Results) -> Any:
         found = {}
         for label, start in (("I", 1.0), ("I/γ", 1 / settings["gamma"])):
             for P in "IQ":
                 runs = {2.0 ** (k / 4): descend(start, P, 2.0 ** (k / 4)) for k in range(-40, 5)}
-                best = min(runs, key=lambda rate: (reached(runs[rate]), runs[rate][-1]))
+                best = min(runs, key=lambda rate: (steps_to(1e-6, runs[rate]), runs[rate][-1]))
                 found[f"{label}, P={P}"] = {
                     "rate": best,
-                    "steps to 1e-6": reached(runs[best]),
+                    "steps to 1e-6": steps_to(1e-6, runs[best]),
                     "gap": [[runs[best][t - 1] for t in spaced(steps, 60)]],
                 }
         return found
@@ -57,7 +54,7 @@ def factor_descent(settings: dict[str, Any]) -> Callable[[Results], Any]:
     steps = settings["A"]["noise-free steps"]
 
     def descend(problem: Problem, factor: str, start: float, P: str, rate: float) -> list[float]:
-        identity, at = torch.eye(problem.n, dtype=DTYPE), set(spaced(steps, 30))
+        identity, at = torch.eye(problem.n, dtype=DTYPE), set(spaced(steps, 60))
         L, gaps = math.sqrt(start) * identity, []
         for t in range(1, steps + 1):
             Q = L @ L.mT
@@ -71,6 +68,9 @@ def factor_descent(settings: dict[str, Any]) -> Callable[[Results], Any]:
                     return [math.inf] * len(at)
         return gaps
 
+    def slowness(gaps: list[float]) -> tuple[float, float]:
+        return steps_to(1e-6, gaps, spaced(steps, 60)), gaps[-1]
+
     def compute(_: Results) -> Any:
         found = {}
         problem = problem_of(settings, 999)
@@ -82,17 +82,18 @@ def factor_descent(settings: dict[str, Any]) -> Callable[[Results], Any]:
         for factor in FACTORS:
             for label, start in starts.items():
                 for P in "IQ":
-                    tried: dict[float, float] = {}
+                    tried: dict[float, tuple[float, float]] = {}
                     for octave in range(-16, 1):  # a rate beyond one that diverges does, too
-                        tried[2.0**octave] = descend(problem, factor, start, P, 2.0**octave)[-1]
-                        if not math.isfinite(tried[2.0**octave]):
+                        gaps = descend(problem, factor, start, P, 2.0**octave)
+                        if not math.isfinite(gaps[-1]):
                             break
+                        tried[2.0**octave] = slowness(gaps)
                     best = min(tried, key=lambda rate: tried[rate])
-                    gaps = [
+                    runs = [
                         descend(problem_of(settings, seed), factor, start, P, best)
                         for seed in range(settings["A"]["seeds"])
                     ]
-                    found[f"{factor}, {label}, P={P}"] = {"rate": best, "tried": tried, "gap": gaps}
+                    found[f"{factor}, {label}, P={P}"] = {"rate": best, "tried": tried, "gap": runs}
         return found
 
     return compute
