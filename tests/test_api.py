@@ -379,21 +379,28 @@ def test_a_copy_of_a_copy(model: Net) -> None:
     assert zeros(most) == round(0.8 * TOTAL)
 
 
-def test_the_seed_covers_shuffling_and_dropout() -> None:
-    """Two calls with one seed give the same bits, and leave the global generator alone."""
+@pytest.mark.parametrize("own", [False, True])
+def test_the_seed_covers_shuffling_and_dropout(own: bool) -> None:
+    """Two calls with one seed give the same bits, and leave the loader's generator alone."""
     from torch.utils.data import DataLoader, TensorDataset
 
     x = torch.randn(48, 6)
-    loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=16, shuffle=True)
+    generator = torch.Generator().manual_seed(7) if own else torch.default_generator
+    loader = DataLoader(
+        TensorDataset(x, x[:, :3].argmax(1)),
+        batch_size=16,
+        shuffle=True,
+        generator=generator if own else None,
+    )
     model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.ReLU(), nn.Linear(12, 3))
     tuning = FineTuning(steps=3, optimizer="sgd")
     results = []
     for noise in (0, 1):
-        torch.manual_seed(noise)
-        before = torch.get_rng_state()
+        generator.manual_seed(noise)
+        before = generator.get_state()
         sparse = fishleg.prune(
             model, loader, 0.5, mode="gradual", stages=2, tuning=tuning, samples=8, progress=lambda line: None
         )
-        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(generator.get_state(), before)
         results.append(sparse.state_dict())
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())

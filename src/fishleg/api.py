@@ -69,7 +69,7 @@ def prune(
     targets = schedule_to(sparsity, as_pattern(pattern).limit, mode, stages, kind)
     report = _to_stderr if progress is None else progress
     model = model if inplace else _copy(model)
-    with seeded(seed):  # what looks at the data may draw random numbers
+    with seeded(seed, loader, train_loader):  # what looks at the data may draw random numbers
         surgeon = Surgeon(
             model, loader, likelihood, forward=forward,
             generator=torch.Generator().manual_seed(seed), **options,
@@ -92,7 +92,7 @@ def prune(
         if p.step in (1, p.steps) or p.step % 100 == 0:
             report(f"[{p.stage + 1}/{p.stages}] step {p.step}/{p.steps}: training loss {p.loss:.4f}")
 
-    with undisturbed(), seeded(seed):  # shuffling and dropout, too
+    with undisturbed(), seeded(seed, loader, train_loader):  # shuffling and dropout, too
         dense = surgeon.yardstick.outputs()
         if mode == "gradual":
             gradual(

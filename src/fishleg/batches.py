@@ -180,5 +180,5 @@ def cycle(loader: Iterable[Any]) -> Iterator[Any]:
         if empty and epoch:
             raise ValueError("the loader ran out: it is an iterator; pass one that can be iterated again")
         if empty:
-            raise ValueError("the loader is empty: it yielded no batch")
+            raise ValueError("the loader is empty: it yielded no batch (or was read to its end before)")
         epoch += 1

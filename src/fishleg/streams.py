@@ -93,15 +93,23 @@ class Replayable:
         self._loaded = dict(state) if started else None
 
     def _announce(self, number: int) -> None:
-        sampler = getattr(self.loader, "sampler", None)
-        batch_sampler = getattr(self.loader, "batch_sampler", None)
-        parts = [self.loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
-        for part in [*parts, getattr(self.loader, "dataset", None)]:
+        for part in [*_parts(self.loader), getattr(self.loader, "dataset", None)]:
             if callable(getattr(part, "set_epoch", None)):
-                part.set_epoch(number)  # type: ignore[union-attr]
-        for generator in [getattr(part, "generator", None) for part in parts]:
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(1_000_003 * self.seed + number)
+                part.set_epoch(number)
+        for generator in _generators(self.loader):
+            generator.manual_seed(1_000_003 * self.seed + number)
+
+
+def _parts(loader: object) -> list[Any]:
+    """A loader and what it draws by: its samplers, where it has some."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    return [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+
+
+def _generators(loader: object) -> list[torch.Generator]:
+    """The generators of its own that a loader draws by."""
+    found = (getattr(part, "generator", None) for part in _parts(loader))
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 class _Randomness:
@@ -122,14 +130,25 @@ class _Randomness:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Within, the global generators start from this seed; afterwards they are as they were."""
+def seeded(seed: int, *loaders: object) -> Iterator[None]:
+    """Within, the global generators start from this seed; afterwards they are as they were.
+
+    So do generators that belong to one of the loaders, or to its sampler.
+    """
+    own = {id(g): g for loader in loaders for g in _generators(loader)}.values()
+    states = [generator.get_state() for generator in own]
     with _kept():
         torch.manual_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
-        yield
+        for generator in own:
+            generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            for generator, state in zip(own, states, strict=True):
+                generator.set_state(state)
 
 
 @contextmanager
