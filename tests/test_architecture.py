@@ -23,7 +23,7 @@ ROOMS: tuple[set[str], ...] = (
     {"patterns", "masking", "yardstick"},
     {"obs", "exchange", "baselines"},
     {"options"},
-    {"prunable", "scalpel"},
+    {"prunable", "scalpel", "looks"},
     {"surgeon", "tuning"},
     {"loop"},
     {"api"},

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from trained import trained_digits
 
+from fishleg import looks
 from fishleg.baselines import METHODS
 from fishleg.inverse import InverseFisher
-from fishleg.surgeon import PruneStep, Surgeon
+from fishleg.surgeon import Surgeon
 from fishleg.workloads.data import split_digits
 from fishleg.workloads.models import DigitsNet
 
@@ -336,20 +336,15 @@ def test_measured_loss_is_the_divergence_from_the_model_before(model: DigitsNet,
     assert Surgeon(model, loader, measure_batches=0, **QUICK).prune(0.8).measured is None
 
 
-def test_a_bad_prediction_is_reported(
-    model: DigitsNet, loader: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    surgeon = Surgeon(model, [], method="diagonal")
-    step = PruneStep(0.9, 0.9, 1, predicted=0.01, measured=1.0, gamma=1.0)
-    surgeon._compare(step)
+def test_a_bad_prediction_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    looks.at_prediction(0.9, predicted=0.01, measured=1.0)
     assert "the loss increase was 1, and Q had predicted 0.01" in caplog.text
     caplog.clear()
-    surgeon._compare(replace(step, predicted=1.0, measured=0.01))
+    looks.at_prediction(0.9, predicted=1.0, measured=0.01)
     assert "the loss increase was 0.01, and Q had predicted 1: better than feared" in caplog.text
     caplog.clear()
-    surgeon._compare(replace(step, measured=0.03))
-    surgeon._compare(replace(step, predicted=0.001, measured=0.01))
-    surgeon._compare(replace(step, measured=None))
+    for predicted, measured in ((0.01, 0.03), (0.001, 0.01), (0.01, None)):
+        looks.at_prediction(0.9, predicted, measured)
     assert not caplog.text
 
 

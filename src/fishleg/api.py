@@ -21,6 +21,7 @@ from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.tuning import FineTuning
 
 MODES = ("staged", "one-shot", "gradual")
+_SPARSE = 0.01  # a model with more zeros than that was pruned before, and stages go on from there
 _SHRINK = 0.75  # at least this fraction of the weights survives each stage, unless stages are given
 
 
@@ -54,7 +55,8 @@ def prune(
         list of all intermediate ones.
     mode: "staged" (prune, compensate, look again; no training), "one-shot" (a single stage), or "gradual"
         (train after each stage, as `tuning` says, on `train_loader` or else `loader`).
-    stages, kind: the schedule, see `patterns.schedule`; by default enough stages that each keeps 75 %.
+    stages, kind: the schedule, see `patterns.schedule`; by default enough stages that each keeps 75 %. They
+        begin at the sparsity that the model has already.
     options: fields of `SurgeonOptions`, for instance pattern="2:4", exclude=["^fc"], method="magnitude".
     progress: receives a line per stage; default: standard error.
     """
@@ -66,7 +68,7 @@ def prune(
         raise ValueError(f"train_loader needs mode='gradual', got mode={mode!r}")
     given = options.get("options")
     pattern = given.pattern if given is not None else options.get("pattern", "global")
-    targets = schedule_to(sparsity, as_pattern(pattern).limit, mode, stages, kind)
+    schedule_to(sparsity, as_pattern(pattern).limit, mode, stages, kind)  # what is wrong is told at once
     report = _to_stderr if progress is None else progress
     model = model if inplace else _copy(model)
     with seeded(seed, loader, train_loader):  # what looks at the data may draw random numbers
@@ -74,6 +76,7 @@ def prune(
             model, loader, likelihood, forward=forward,
             generator=torch.Generator().manual_seed(seed), **options,
         )  # fmt: skip
+    targets = schedule_to(sparsity, surgeon.pattern.limit, mode, stages, kind, start=surgeon.zeros)
 
     def pruned(step: PruneStep) -> None:
         # with Q = I the quadratic model speaks of weights, not of the loss
@@ -123,8 +126,10 @@ def _copy(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def schedule_to(sparsity: object, limit: float, mode: str, stages: int | None, kind: str) -> list[float]:
-    """The sparsity after each stage, with the defaults of `prune`."""
+def schedule_to(
+    sparsity: object, limit: float, mode: str, stages: int | None, kind: str, *, start: float = 0.0
+) -> list[float]:
+    """The sparsity after each stage, with the defaults of `prune`, for a model that is `start` sparse."""
     if isinstance(sparsity, Sequence) and not isinstance(sparsity, str):
         if stages is not None or mode == "one-shot":
             raise ValueError("a list of sparsities is the schedule itself: leave out stages and one-shot")
@@ -133,14 +138,16 @@ def schedule_to(sparsity: object, limit: float, mode: str, stages: int | None, k
         sparsity = 0.9 if limit == 1 else limit
     if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 < sparsity < 1:
         raise ValueError(f"sparsity must be in (0, 1), for instance 0.9, got {sparsity!r}")
+    if not _SPARSE < start < sparsity:
+        start = 0.0
     if mode == "one-shot":
         if stages not in (None, 1) or kind not in ("exponential", "one-shot"):
             given = f"kind={kind!r}" if stages in (None, 1) else f"stages={stages}"
             raise ValueError(f"mode='one-shot' is a single stage, got {given}")
         return schedule("one-shot", sparsity, 1)
     if stages is None:
-        stages = max(1, math.ceil(math.log(1 - sparsity) / math.log(_SHRINK) - 1e-9))
-    return schedule(kind, sparsity, stages)
+        stages = max(1, math.ceil(math.log((1 - sparsity) / (1 - start)) / math.log(_SHRINK) - 1e-9))
+    return schedule(kind, sparsity, stages, start=start)
 
 
 def _to_stderr(line: str) -> None:

@@ -194,6 +194,12 @@ class Auxiliary:
                 break
         if stats is None:
             raise AllIgnoredError(f"none of {steps} batches has a label that counts: nothing to learn Q from")
+        if not self.warm:
+            logger.warning(
+                "Q has not come to the end of its warm start (%d of %d steps) and knows little of F yet: "
+                "learn on, or lower AuxiliaryOptions.warm_start",
+                self.steps, self.options.warm_start,
+            )  # fmt: skip
         return stats
 
     def reconfigure(self, **changes: Any) -> None:

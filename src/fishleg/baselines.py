@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.auxiliary import Auxiliary, AuxStats
-from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch, slice_batch, targets_of
+from fishleg.batches import (
+    Forward,
+    batch_size,
+    cycle,
+    default_forward,
+    iterate,
+    move_batch,
+    slice_batch,
+    targets_of,
+)
 from fishleg.fisher import (
     AllIgnoredError,
     can_use_batch_statistics,
@@ -95,8 +104,9 @@ def estimate(
     if method == "fishleg":
         auxiliary = learner(
             model, loader, likelihood, gamma=gamma, relative_damping=relative_damping, samples=samples,
-            sub_batch=sub_batch, structure=structure, scale=scale, options=options, forward=forward,
-            generator=generator, callback=callback, batch_statistics=batch_statistics, masks=masks,
+            sub_batch=sub_batch, structure=structure, block_size=block_size, scale=scale, options=options,
+            forward=forward, generator=generator, callback=callback, batch_statistics=batch_statistics,
+            masks=masks,
         )  # fmt: skip
         assert auxiliary.gamma is not None
         return auxiliary.inverse, auxiliary.gamma
@@ -174,7 +184,7 @@ def sub_batches(loader: Iterable[Any], size: int) -> Iterator[Any]:
 
 def one_pass(loader: Iterable[Any], size: int, most: int) -> list[Any]:
     """Pieces of `size` examples from one pass over a loader, `most` of them at the most."""
-    found = list(islice((piece for batch in loader for piece in _pieces(batch, size)), most))
+    found = list(islice((piece for batch in iterate(loader) for piece in _pieces(batch, size)), most))
     if not found:
         raise ValueError("the loader is empty: it yielded no batch")
     return found
@@ -218,6 +228,7 @@ def learner(
     relative_damping: float = DAMPING,
     samples: int = 256,
     sub_batch: int = 16,
+    block_size: int = 50,
     structure: Structure = DEFAULT_STRUCTURE,
     scale: float | None = None,
     options: AuxiliaryOptions | None = None,
@@ -232,7 +243,7 @@ def learner(
 
     `untaught` leaves it at its start, for a saved state to be loaded.
     """
-    inverse = InverseFisher.from_model(model, structure, scale=scale)
+    inverse = InverseFisher.from_model(model, structure, scale=scale, block_size=block_size)
     groups = 4 if options is None else options.groups
     batches: Iterable[Any] = ()
     if not untaught:  # batches of few examples hold fewer groups, and more of them are needed
@@ -240,7 +251,9 @@ def learner(
         first = next(stream)
         groups, batches = min(groups, batch_size(first)), chain([first], stream)
     steps = max(samples // groups, 4)
-    options = options or AuxiliaryOptions(groups=groups, warm_start=max(steps // 2, 2))
+    most = max(steps // 2, 2)  # a warm start that has not come to its end leaves Q a multiple of I
+    options = options or AuxiliaryOptions(groups=groups, warm_start=most)
+    options = replace(options, warm_start=min(options.warm_start, most))
     by_batch = options.batch_statistics or (batch_statistics and not options.vectorize)
     options = replace(options, batch_statistics=by_batch)
     auxiliary = Auxiliary(

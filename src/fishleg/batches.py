@@ -7,12 +7,13 @@ find ignored positions; the true Fisher never reads them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 Forward = Callable[[nn.Module, Any], Tensor]
 _IGNORED = -100  # the label that is left out of a loss, in torch as in the libraries of language models
@@ -169,12 +170,24 @@ def check_loader(loader: Any, name: str = "loader") -> None:
         raise ValueError(f"{name} must yield batches, got {type(loader).__name__}")
 
 
+def iterate(loader: Iterable[Any]) -> Iterator[Any]:
+    """A pass over a loader that disturbs no other one.
+
+    A DataLoader with persistent workers has a single iterator and rewinds it: whoever is in the middle of a
+    pass, a training loop say, would go on with the batches of the next one.
+    """
+    if isinstance(loader, DataLoader) and loader.persistent_workers:
+        loader = copy.copy(loader)
+        loader.__dict__["persistent_workers"] = False
+    return iter(loader)
+
+
 def cycle(loader: Iterable[Any]) -> Iterator[Any]:
     """Batches for ever, one epoch after another; an empty loader is an error."""
     epoch = 0
     while True:
         empty = True
-        for batch in loader:
+        for batch in iterate(loader):
             empty = False
             yield batch
         if empty and epoch:

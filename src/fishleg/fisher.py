@@ -226,7 +226,7 @@ def _vectorized_h(
     buffers = dict(model.named_buffers())
 
     def projected(values: Tensors, part: Any, cotangent: Tensor) -> Tensor:
-        outputs = forward(_Functional(model, {**frozen, **buffers, **values}), part)
+        outputs = _called_with(model, {**frozen, **buffers, **values}, forward, part)
         projection: Tensor = (outputs * cotangent).sum() / per_group**0.5
         return projection
 
@@ -251,7 +251,7 @@ def fisher_product(
     fixed.update(model.named_buffers())
 
     def outputs(values: Tensors) -> Tensor:
-        return forward(_Functional(model, {**fixed, **values}), batch)
+        return _called_with(model, {**fixed, **values}, forward, batch)
 
     with frozen_statistics(model), _plain_attention():
         tangents = ({name: v[name] for name in parameters},)
@@ -292,17 +292,20 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
         raise ValueError(f"non-finite curvature for parameter {name!r}: NaN or Inf in the backward pass")
 
 
-class _Functional(nn.Module):
-    """A model as a function of explicit parameters, for user-given forwards that call `model(...)`."""
+class _Call(nn.Module):
+    """A user-given forward as a module, so that its model's parameters can be exchanged for others."""
 
-    def __init__(self, model: nn.Module, values: Tensors) -> None:
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
         super().__init__()
-        # Kept out of the module tree: this is a view of the model, not its owner.
-        self.__dict__["_view"] = (model, values)
+        self.model, self.how = model, forward
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        model, values = self.__dict__["_view"]
-        return functional_call(model, values, args, kwargs)
+    def forward(self, batch: Any) -> Tensor:
+        return self.how(self.model, batch)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_view"][0], name)
+
+def _called_with(model: nn.Module, values: Tensors, forward: Forward, batch: Any) -> Tensor:
+    """The outputs with these parameters and buffers, whatever part of the model the forward calls."""
+    outputs: Tensor = functional_call(
+        _Call(model, forward), {f"model.{name}": value for name, value in values.items()}, (batch,)
+    )
+    return outputs

@@ -136,6 +136,11 @@ class Categorical(Likelihood):
 
     def check(self, f: Tensor, y: Tensor | None) -> None:
         super().check(f, y)
+        if f.shape[self.class_dim] < 2:
+            raise ValueError(
+                f"Categorical needs two classes at least, and the model's outputs {tuple(f.shape)} have one, "
+                "whose probability is always 1: likelihood='bernoulli' (yes or no) or 'gaussian' (a number)"
+            )
         if y is None:
             return
         expected = f.movedim(self.class_dim, -1).shape[:-1]
@@ -143,6 +148,7 @@ class Categorical(Likelihood):
             raise ValueError(
                 f"Categorical needs integer labels of shape {tuple(expected)} for logits "
                 f"{tuple(f.shape)}, got {_describe(y)}"
+                + (" (Categorical(class_dim=1) for outputs [batch, classes, ...])" if f.dim() > 2 else "")
             )
         classes = f.shape[self.class_dim]
         wrong = y[(y != self.ignore_index) & ((y < 0) | (y >= classes))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fishleg.batches import Forward, cycle, default_forward, move_batch
+from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch
+from fishleg.fisher import uncompiled
 from fishleg.layers import find_layers
 
 logger = logging.getLogger(__name__)
@@ -124,26 +125,16 @@ def refresh_batchnorm(
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     before = {norm: copy.deepcopy(norm.state_dict()) for norm in norms}
+    averages = _Averages(norms)
     try:
         model.eval()
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # cumulative average over the batches
             norm.train()
-        seen = 0
         for _, batch in zip(range(batches), cycle(loader), strict=False):
-            counts = [copy.deepcopy(norm.num_batches_tracked) for norm in norms]
-            try:
+            with uncompiled(), averages.of(batch):
                 forward(model, move_batch(batch, device))
-                seen += 1
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                for norm, count in zip(
-                    norms, counts, strict=True
-                ):  # it was counted, and the mean goes by that
-                    norm.num_batches_tracked = count
-        if not seen:
+        if not any(averages.seen.values()):
             logger.warning(
                 "BatchNorm's statistics are those from before the pruning: they need batches of more than "
                 "one example, and the loader has none"
@@ -159,7 +150,43 @@ def refresh_batchnorm(
             module.training = mode
         for norm, momentum in momenta.items():
             norm.momentum = momentum
+        averages.close()
     return len(norms) - len(untouched)
+
+
+class _Averages:
+    """Running statistics in which every example counts the same, whatever the size of its batch."""
+
+    def __init__(self, norms: Sequence[_BatchNorm]) -> None:
+        self.seen: dict[_BatchNorm, int] = dict.fromkeys(norms, 0)  # examples, by norm: not all see all
+        self._size = 0
+        self._hooks = [norm.register_forward_pre_hook(self._count) for norm in norms]
+
+    def _count(self, norm: nn.Module, _: Any) -> None:
+        assert isinstance(norm, _BatchNorm)
+        self.seen[norm] += self._size
+        norm.momentum = self._size / self.seen[norm]
+
+    @contextmanager
+    def of(self, batch: Any) -> Iterator[None]:
+        """Inside, the model is called on the batch; one that is too small for a norm is not counted."""
+        try:
+            self._size = batch_size(batch)
+        except ValueError:
+            self._size = 1  # nobody can tell: batches count the same then
+        seen, numbers = dict(self.seen), {norm: copy.deepcopy(norm.num_batches_tracked) for norm in self.seen}
+        try:
+            yield
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            self.seen = seen
+            for norm, number in numbers.items():
+                norm.num_batches_tracked = number
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
 
 def _restore(before: Mapping[_BatchNorm, dict[str, Any]]) -> None:

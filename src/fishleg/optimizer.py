@@ -298,7 +298,12 @@ class FishLeg(Optimizer):
         if self.max_kl is None:
             return 1.0
         for group in self.param_groups:
-            group["largest_lr"] = max(group["lr"], group.get("largest_lr", 0.0))
+            largest = group.get("largest_lr", 0.0)
+            if group["lr"] > largest:  # what has gathered was short enough for the lower rate
+                momenta = [self.state[p]["momentum"] for p in group["params"] if "momentum" in self.state[p]]
+                if momenta:
+                    torch._foreach_mul_(momenta, largest / group["lr"])
+            group["largest_lr"] = max(group["lr"], largest)
         reach = max(group["largest_lr"] / (1 - group["momentum"]) for group in self.param_groups) * ramp
         kl = 0.5 * reach**2 * max(decrease, 0.0)
         return min(1.0, math.sqrt(self.max_kl / kl)) if kl > 0 else 1.0

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from fishleg.batches import Forward, move_batch
+from fishleg.batches import Forward, iterate, move_batch
 from fishleg.fisher import frozen_statistics, uncompiled, undisturbed
 from fishleg.options import SurgeonOptions
 from fishleg.patterns import Pattern
@@ -26,11 +26,11 @@ def choose(
     pattern: Pattern,
     options: SurgeonOptions,
     *,
-    output: str | None = None,
+    outputs: Collection[str] = (),
 ) -> Reasons:
     """For every parameter, None if it will be pruned, else why not.
 
-    `matrices` are those that can be, and the rows of `output` are the model's outputs.
+    `matrices` are those that can be, and the rows of `outputs` are the model's outputs.
     """
     reasons: Reasons = {}
     parameters = dict(model.named_parameters())
@@ -52,8 +52,8 @@ def choose(
             reasons[name] = "not included"
         elif named_by(options.exclude, name):
             reasons[name] = "excluded"
-        elif pattern.whole_rows and name == output and not included:
-            reasons[name] = "rows of the output layer are the model's outputs (include it to prune them)"
+        elif pattern.whole_rows and name in outputs and not included:
+            reasons[name] = "rows of an output layer are the model's outputs (include it to prune them)"
         else:
             reasons[name] = pattern.unsuitable(tuple(parameter.shape))
     return reasons
@@ -75,19 +75,19 @@ def _why_no_matrix(model: nn.Module, name: str) -> str:
     return "not the weight of a linear layer, convolution or embedding (register_layer adds others)"
 
 
-def output_layer(
+def output_layers(
     model: nn.Module, matrices: Collection[str], loader: Iterable[Any], forward: Forward
-) -> str | None:
-    """The one of these weights whose rows are the model's outputs.
+) -> set[str]:
+    """Those of these weights whose rows are the model's outputs: there is no other layer in between.
 
-    Of the layers between which and the outputs there is no other, it is the one that is called last. Where
-    no gradient tells (all is frozen), the one that is called last of all; none called: the last of them.
+    Of several that are added up, as the blocks of a residual network are, it is the one that is called last.
+    Where no gradient tells (all is frozen), the one called last of all; none called: the last of them.
     """
     called = list(matrices)[-1:]
     made: dict[Any, str] = {}  # by node of the graph, the weight of the layer that made it
-    batch = next(iter(loader), None)
+    batch = next(iterate(loader), None)
     if batch is None:
-        return called[-1] if called else None  # that there are no data is told later
+        return set(called)  # that there are no data is told later
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -98,26 +98,42 @@ def output_layer(
 
         return hook
 
+    names = {id(model.get_parameter(name)): name for name in matrices}
     with ExitStack() as hooks:
         for name in matrices:
             weight = model.get_parameter(name)
             for module in model.modules():  # a weight that is tied has several
                 if any(p is weight for p in module.parameters(recurse=False)):
-                    hooks.callback(module.register_forward_hook(note(name)).remove)
+                    maker = names[id(_last_weight(module, weight))]
+                    hooks.callback(module.register_forward_hook(note(maker)).remove)
         with uncompiled(), undisturbed(), frozen_statistics(model):
             f = forward(model, move_batch(batch, next(model.parameters()).device))
-    direct, seen, left = set(), set(), [f.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node in made:
-            direct.add(made[node])
-        else:
-            left += [earlier for earlier, _ in node.next_functions]
-    last = [name for name in called if name in direct] or called
-    return last[-1] if last else None
+    direct = _makers(f.grad_fn, made, {name: i for i, name in enumerate(called)}, {})
+    return direct or set(called[-1:])
+
+
+def _makers(
+    node: Any, made: Mapping[Any, str], when: Mapping[str, int], known: dict[Any, set[str]]
+) -> set[str]:
+    """The layers that make what a node of the graph yields; of the terms of a sum, those of the latest."""
+    if node in made:
+        return {made[node]}
+    if node is None:
+        return set()
+    if node not in known:
+        known[node] = set()
+        parts = [_makers(earlier, made, when, known) for earlier, _ in node.next_functions]
+        if node.name().startswith(("AddBackward", "SubBackward")):
+            parts = [max(parts, key=lambda names: max(map(when.__getitem__, names), default=-1))]
+        known[node] = set().union(*parts)
+    return known[node]
+
+
+def _last_weight(module: nn.Module, weight: Tensor) -> Tensor:
+    """The weight that makes the module's outputs; attention's last one is in a layer that is never called."""
+    if isinstance(module, nn.MultiheadAttention) and module.out_proj.weight.requires_grad:
+        return module.out_proj.weight
+    return weight
 
 
 def tell_what_is_left_out(model: nn.Module, reasons: Mapping[str, str | None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fishleg.batches import map_tensors
+from fishleg.batches import iterate, map_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Replayable:
         source = _Randomness(1_000_003 * self.seed + self.passes)
         with source.used():
             self._announce(self.passes)
-            iterator = iter(self.loader)
+            iterator = iterate(self.loader)
         self.passes, self.place = self.passes + 1, 0
         while True:
             with source.used():

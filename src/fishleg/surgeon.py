@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from fishleg import prunable
+from fishleg import looks, prunable
 from fishleg.auxiliary import Auxiliary, AuxStats
 from fishleg.baselines import DAMPING, EXCHANGE_DAMPING, estimate, learner, sub_batches
 from fishleg.batches import Forward, check_loader, cycle, default_forward
@@ -25,8 +25,8 @@ from fishleg.distributed import take_from_first, tell_if_alone
 from fishleg.fisher import undisturbed
 from fishleg.inverse import InverseFisher
 from fishleg.layers import find_layers
-from fishleg.likelihoods import Categorical, Likelihood, as_likelihood
-from fishleg.masking import normalised_by_batch, refresh_batchnorm
+from fishleg.likelihoods import Likelihood, as_likelihood
+from fishleg.masking import masks_of, normalised_by_batch, refresh_batchnorm
 from fishleg.options import SurgeonOptions
 from fishleg.patterns import Masks, as_pattern, check_sparsities
 from fishleg.scalpel import Scalpel
@@ -92,8 +92,8 @@ class Surgeon:
         self.trains = False  # whether the model is trained between prunings
         self.layers = {layer.weight: layer for layer in find_layers(model) if layer.is_matrix}
         rows = self.pattern.whole_rows
-        output = prunable.output_layer(model, self.layers, loader, forward) if rows else None
-        self.reasons = prunable.choose(model, self.layers, self.pattern, self.options, output=output)
+        outputs = prunable.output_layers(model, self.layers, loader, forward) if rows else set()
+        self.reasons = prunable.choose(model, self.layers, self.pattern, self.options, outputs=outputs)
         self.prunable = [name for name, reason in self.reasons.items() if reason is None]
         if not self.prunable:
             raise ValueError(f"nothing to prune:\n{self.table()}")
@@ -118,6 +118,13 @@ class Surgeon:
         """The fraction of prunable weights (of rows, where whole rows go) that is removed."""
         kept = [self.scalpel.counted(self.masks[name]) for name in self.prunable if name in self.masks]
         return sum(int((~mask).sum()) for mask in kept) / self._count
+
+    @property
+    def zeros(self) -> float:
+        """The same fraction of what is zero by now, whoever has done it."""
+        weights = [self.scalpel.weight(name) == 0 for name in self.prunable]
+        rows = self.pattern.whole_rows
+        return sum(int((w.flatten(1).all(1) if rows else w).sum()) for w in weights) / self._count
 
     def check_targets(self, sparsities: Sequence[float]) -> list[float]:
         """A schedule as a list; an error where it does not rise, or pattern and floor forbid its end."""
@@ -152,7 +159,7 @@ class Surgeon:
             with normalised_by_batch(self.model) if o.batch_statistics else nullcontext():
                 self.inverse, gamma = estimate(
                     o.method, self.model, self.loader, self.likelihood, empirical=o.empirical,
-                    block_size=o.block_size, only=set(self.prunable),
+                    only=set(self.prunable),
                     batch_statistics=bool(o.batch_statistics), **self._estimation(),
                 )  # fmt: skip
             take_from_first(self.model, [*self.inverse.parameters(), *self.inverse.buffers()])
@@ -201,7 +208,8 @@ class Surgeon:
         o = self.options
         return {
             "gamma": self.gamma, "relative_damping": self._relative_damping, "samples": o.samples,
-            "sub_batch": o.sub_batch, "structure": o.structure, "options": o.auxiliary, "scale": o.scale,
+            "sub_batch": o.sub_batch, "structure": o.structure, "block_size": o.block_size,
+            "options": o.auxiliary, "scale": o.scale,
             "forward": self.forward, "generator": self.generator, "masks": self.masks,
         }  # fmt: skip
 
@@ -246,23 +254,30 @@ class Surgeon:
         self.check_targets([sparsity])
         if cuts < 1 or refine < 1:
             raise ValueError(f"cuts and refine must be >= 1, got {cuts} and {refine}")
-        if not self.history and not self.yardstick.count:
-            next(cycle(self.loader))  # an empty loader is an error, before anything is changed
         before, old = self.yardstick.outputs(), self.masks
         if not self.history:
-            self._look_at_outputs(before)
+            looks.at_outputs(before, self.likelihood)
+            # an empty loader is an error, before anything is changed
+            batch = self.yardstick.batches[0] if before else next(cycle(self.loader))
+            if self.options.method != "magnitude":
+                looks.for_unused(self.model, self.prunable, batch, self.forward, self.options.sub_batch)
+            # what is zero elsewhere, say since an earlier pruning, is not ours to fill
+            self.masks = {
+                n: m for n, m in masks_of(self.model).items() if n not in self.prunable
+            } | self.masks
         zeros = {name: self.scalpel.weight(name) == 0 for name in self.prunable}
         q = inverse or self.estimate()
         cuts = cuts if self.learning is not None else 1
         if cuts > 1:
             self.select(q, sparsity)  # what cannot be done is told before the first cut
-        kept, predicted = 1 - self.sparsity, 0.0
+        kept, predicted, unrenewed = 1 - self.sparsity, 0.0, None
         for left in reversed(range(cuts)):
             target = sparsity if not left else 1 - kept * ((1 - sparsity) / kept) ** (1 - left / cuts)
             new = self.exchange(q, self.select(q, target))
             predicted += self.scalpel.remove(q, new)
-            self.masks = {**new, **self.scalpel.bias_masks(new)}
+            self.masks = {**self.masks, **new, **self.scalpel.bias_masks(new)}
             if self.options.batchnorm_batches and not (left and self._refines_by_batch):
+                unrenewed = None if left else self.yardstick.moved(before)
                 refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
             take_from_first(self.model, [*self.masks.values(), *self.model.state_dict().values()])
             if self.learning is not None:
@@ -278,51 +293,12 @@ class Surgeon:
             gamma=self.gamma or 0.0,
             per_layer={name: float((~self.masks[name]).float().mean()) for name in self.prunable},
         )
-        self._compare(step)
-        self._look_for_loose(zeros)
+        if not looks.at_renewal(unrenewed, step.measured) and self.options.method != "magnitude":
+            looks.at_prediction(step.sparsity, step.predicted, step.measured)
+        loose = sum(int((zero & self.masks[name]).sum()) for name, zero in zeros.items())
+        looks.at_loose_zeros(loose, step.sparsity, str(self.options.pattern))
         self.history.append(step)
         return step
-
-    def _look_at_outputs(self, outputs: Sequence[Tensor]) -> None:
-        """Say so when they are probabilities already: their softmax is taken once more then."""
-        if isinstance(self.likelihood, Categorical) and outputs:
-            f = outputs[0].movedim(self.likelihood.class_dim, -1)
-            if bool((f >= 0).all()) and bool(((f.sum(-1) - 1).abs() < 1e-3).all()):
-                logger.warning(
-                    "the model's outputs look like probabilities, and logits are expected: leave out its "
-                    "last softmax, or F is that of another, much flatter distribution"
-                )
-
-    def _compare(self, step: PruneStep) -> None:
-        """Say so when the quadratic model was badly wrong: then more, smaller steps are due."""
-        if self.options.method == "magnitude" or step.measured is None:
-            return
-        if step.measured > 0.05 and step.measured > 5 * step.predicted:
-            verdict = (
-                "the quadratic model does not hold over so large a step; use more stages, more samples or "
-                "another damping"
-            )
-        elif step.predicted > 0.05 and step.predicted > 5 * step.measured:
-            verdict = (
-                "better than feared, but Q is not to be trusted then, nor its choice of weights; more "
-                "samples may help"
-            )
-        else:
-            return
-        logger.warning(
-            "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: %s",
-            step.sparsity, step.measured, step.predicted, verdict,
-        )  # fmt: skip
-
-    def _look_for_loose(self, zeros: Mapping[str, Tensor]) -> None:
-        """Say so when the model had zeros that the masks do not hold: compensation and training move them."""
-        loose = sum(int((zero & self.masks[name]).sum()) for name, zero in zeros.items())
-        if loose:
-            logger.warning(
-                "%d weights that were zero already are not among those removed at sparsity %.3f, pattern %s: "
-                "compensation and training may fill them; prune further than the model is sparse",
-                loose, self.sparsity, self.options.pattern,
-            )  # fmt: skip
 
     def select(self, q: InverseFisher, sparsity: float, *, only: Sequence[str] | None = None) -> Masks:
         """Masks of the given sparsity from the scores of Q; removed weights stay removed.
@@ -372,6 +348,14 @@ class Surgeon:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, bit for bit."""
+        parameters = dict(self.model.named_parameters())
+        for name, mask in state["masks"].items():
+            if name not in parameters or parameters[name].shape != mask.shape:
+                found = f"of shape {tuple(parameters[name].shape)}" if name in parameters else "missing"
+                raise ValueError(
+                    f"the state is that of another model: it masks {name!r} of shape {tuple(mask.shape)}, "
+                    f"which is {found} here"
+                )
         device = next(self.model.parameters()).device
         self.masks = {name: mask.to(device) for name, mask in state["masks"].items()}
         self.gamma = state["gamma"]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fishleg.batches import Forward, cycle, move_batch, targets_of
 from fishleg.fisher import frozen_statistics, widened
 from fishleg.likelihoods import Likelihood
+from fishleg.streams import seeded
 
 
 class Yardstick:
@@ -25,11 +26,16 @@ class Yardstick:
         self.batches: list[Any] = []
 
     def choose(self) -> None:
-        """Draw the batches, unless that is done already."""
+        """Draw the batches, unless that is done already.
+
+        With random numbers of their own: a run that goes on after a restart draws them once more, and must
+        neither get others nor disturb what follows.
+        """
         if len(self.batches) < self.count:
             device = next(self.model.parameters()).device
-            drawn = zip(range(self.count), cycle(self.loader), strict=False)
-            self.batches = [move_batch(batch, device) for _, batch in drawn]
+            with seeded(0, self.loader):
+                drawn = zip(range(self.count), cycle(self.loader), strict=False)
+                self.batches = [move_batch(batch, device) for _, batch in drawn]
 
     @torch.no_grad()
     def outputs(self) -> list[Tensor]:

@@ -155,6 +155,7 @@ class Plan:
 def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int], measured: str = "accuracy") -> Plan:
     """The plan for a recipe; budgets that cannot be met are errors."""
     limit = surgeon.pattern.limit
+    how = (limit, recipe.mode, recipe.stages, recipe.schedule)
     if recipe.sparsities:
         return Plan(list(recipe.sparsities))
     if recipe.max_drop is not None:
@@ -165,7 +166,7 @@ def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int], measure
             )
         if recipe.mode == "one-shot":
             raise ToolError("max_drop is a search in stages: use mode = 'staged' or 'gradual'")
-        targets = schedule_to(largest_sparsity(surgeon), limit, recipe.mode, recipe.stages, recipe.schedule)
+        targets = schedule_to(largest_sparsity(surgeon), *how, start=surgeon.zeros)
         return Plan(targets, amount("max_drop", recipe.max_drop)[0])
     sparsity = recipe.sparsity
     if recipe.max_params is not None:
@@ -174,7 +175,7 @@ def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int], measure
         sparsity = sparsity_for_macs(surgeon, macs, recipe.max_flops)
     if sparsity is None:
         sparsity = 0.9 if limit == 1 else limit
-    return Plan(schedule_to(sparsity, limit, recipe.mode, recipe.stages, recipe.schedule))
+    return Plan(schedule_to(sparsity, *how, start=surgeon.zeros))
 
 
 def largest_sparsity(surgeon: Surgeon) -> float:

@@ -1,0 +1,107 @@
+"""What a user may have overlooked, and is told before or after a pruning step; nothing is changed here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.batches import Forward, batch_size, move_batch, slice_batch
+from fishleg.fisher import frozen_statistics
+from fishleg.likelihoods import Bernoulli, Categorical, Likelihood
+
+logger = logging.getLogger(__name__)
+
+
+def at_outputs(outputs: Sequence[Tensor], likelihood: Likelihood) -> None:
+    """Say so when they are probabilities already, or classes are sought where there may be none."""
+    if not outputs:
+        return
+    f = outputs[0]
+    positive = bool((f >= 0).all())
+    if isinstance(likelihood, Categorical):
+        sums = f.sum(likelihood.class_dim)
+        if positive and bool(((sums - 1).abs() < 1e-3).all()):
+            logger.warning(
+                "the model's outputs look like probabilities, and logits are expected: leave out its "
+                "last softmax, or F is that of another, much flatter distribution"
+            )
+        if f.dim() == 4 and likelihood.class_dim in (-1, 3):
+            logger.warning(
+                "the outputs have the shape %s, and the last dimension is taken for the classes: if these "
+                "are maps [batch, classes, height, width], pass likelihood=Categorical(class_dim=1)",
+                tuple(f.shape),
+            )
+    if isinstance(likelihood, Bernoulli) and positive and bool((f <= 1).all()):
+        logger.warning(
+            "the model's outputs all lie between 0 and 1, as probabilities do, and logits are expected: "
+            "leave out its last sigmoid, or F is that of another, much flatter distribution"
+        )
+
+
+def for_unused(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward, examples: int) -> None:
+    """Say so when weights have no part in the output: F is zero there, and they are the first to go."""
+    parameters = {name: model.get_parameter(name) for name in names}
+    batch = move_batch(batch, next(iter(parameters.values())).device)
+    with frozen_statistics(model), torch.enable_grad():
+        f = forward(model, slice_batch(batch, 0, min(batch_size(batch), examples)))
+        if not f.requires_grad:
+            return  # a forward without gradients is told by those who need them
+        gradients = torch.autograd.grad(f.sum(), list(parameters.values()), allow_unused=True)
+    unused = [name for name, g in zip(names, gradients, strict=True) if g is None]
+    if unused:
+        logger.warning(
+            "%s %s no part in the model's output on the first batch: curvature is zero there, and such "
+            "weights are pruned first. Where they matter, pass forward= to say what the output is (of "
+            "several heads: torch.cat), or exclude them",
+            ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else ""),
+            "has" if len(unused) == 1 else "have",
+        )  # fmt: skip
+
+
+def at_renewal(before: float | None, after: float | None) -> bool:
+    """Whether the renewal of BatchNorm's statistics has made things a good deal worse; says so."""
+    if before is None or after is None or after < 0.05 or after < 2 * before:
+        return False
+    logger.warning(
+        "renewing BatchNorm's statistics on the loader's first batches has moved the outputs from a KL of "
+        "%.3g to %.3g: do these look like the data that the model was trained on? A loader that is ordered "
+        "by class does not: shuffle it (or leave the statistics as they are, batchnorm_batches=0)",
+        before, after,
+    )  # fmt: skip
+    return True
+
+
+def at_prediction(sparsity: float, predicted: float, measured: float | None) -> None:
+    """Say so when the quadratic model was badly wrong: then more, smaller steps are due."""
+    if measured is None:
+        return
+    if measured > 0.05 and measured > 5 * predicted:
+        verdict = (
+            "the quadratic model does not hold over so large a step; use more stages, more samples or "
+            "another damping"
+        )
+    elif predicted > 0.05 and predicted > 5 * measured:
+        verdict = (
+            "better than feared, but Q is not to be trusted then, nor its choice of weights; more "
+            "samples may help"
+        )
+    else:
+        return
+    logger.warning(
+        "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: %s",
+        sparsity, measured, predicted, verdict,
+    )  # fmt: skip
+
+
+def at_loose_zeros(count: int, sparsity: float, pattern: str) -> None:
+    """Say so when the model had zeros that the masks do not hold: compensation and training move them."""
+    if count:
+        logger.warning(
+            "%d weights that were zero already are not among those removed at sparsity %.3f, pattern %s: "
+            "compensation and training may fill them; prune further than the model is sparse",
+            count, sparsity, pattern,
+        )  # fmt: skip
