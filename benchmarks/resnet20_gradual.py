@@ -33,7 +33,12 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "M-FAC + SGD": ({"method": "mfac", "compensation": "sum"}, SGD),
     "oBERT + SGD": ({"method": "obert", "compensation": "sum"}, SGD),
     "magnitude + FishLeg": ({"method": "magnitude", "compensation": "none"}, FISHLEG),
-    "FLS + FishLeg, half an epoch": ({}, {**FISHLEG, "steps": 2 * STEPS}),  # what more training brings
+    # what more training brings
+    "FLS + FishLeg, half an epoch": ({}, {**FISHLEG, "steps": 2 * STEPS}),
+    "magnitude + FishLeg, half an epoch": (
+        {"method": "magnitude", "compensation": "none"},
+        {**FISHLEG, "steps": 2 * STEPS},
+    ),
 }
 # nearly as good as dense right after pruning: labels teach little then, the dense outputs more
 DISTILLED: dict[str, Any] = {"optimizer": "sgd", "lr": 0.01, "distill": True, "epochs": 2}
@@ -113,7 +118,11 @@ def plot(results: list[dict[str, Any]], dense: float) -> None:
     for name, curve in mean_curves(results).items():
         style: dict[str, Any] = {"linestyle": "--"}
         if name.startswith("FLS + FishLeg"):
-            style = {"linewidth": 2.5, "color": "tab:blue", "linestyle": ":" if "half" in name else "-"}
+            style = {"linewidth": 2.5, "color": "tab:blue", "linestyle": "-"}
+        elif name.startswith("magnitude + FishLeg"):
+            style["color"] = "tab:brown"
+        if "half" in name:
+            style["linestyle"] = ":"
         at = [1 / (1 - s) for s in curve]
         axis.plot(at, list(curve.values()), marker="o", markersize=3, label=name, **style)
     axis.axhline(dense, color="grey", linewidth=0.8)

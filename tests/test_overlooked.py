@@ -89,6 +89,22 @@ def test_attach_goes_on_after_a_restart_with_a_shuffled_loader() -> None:
     assert measured == measured_again
 
 
+def test_what_a_step_is_measured_on_is_not_what_q_learns_from_first() -> None:
+    x = torch.arange(512.0).unsqueeze(1).expand(-1, 8) / 512
+    loader = DataLoader(TensorDataset(x), batch_size=8, shuffle=True)
+    drawn: list[Tensor] = []
+
+    def forward(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        drawn.append((512 * batch[0][:, 0]).round())
+        y: Tensor = model(batch[0])
+        return y
+
+    fishleg.prune(net(), loader, 0.5, mode="one-shot", samples=8, forward=forward, progress=quiet)
+    measured, learned = set(torch.cat(drawn[:2]).tolist()), set(torch.cat(drawn[4:12]).tolist())
+    assert len(measured) == 16
+    assert len(measured & learned) < 12
+
+
 # -- BatchNorm
 
 
@@ -237,7 +253,7 @@ class Heads(nn.Module):
 
 def test_a_head_that_does_not_count_is_told(caplog: pytest.LogCaptureFixture) -> None:
     fishleg.prune(Heads(joined=False), inputs(), 0.5, mode="one-shot", samples=16, progress=quiet)
-    assert "b.weight has no part in the model's output on the first batch" in caplog.text
+    assert "b.weight has no part in the model's output on the first batches" in caplog.text
     caplog.clear()
     for options in ({"joined": True}, {"joined": False}):
         forward = (lambda m, x: m(x)) if options["joined"] else (lambda m, x: torch.cat(m(x), 1))
@@ -246,6 +262,61 @@ def test_a_head_that_does_not_count_is_told(caplog: pytest.LogCaptureFixture) ->
             samples=16, progress=quiet,
         )  # fmt: skip
     assert "no part" not in caplog.text
+
+
+def test_experts_that_are_used_later_are_not_called_unused(caplog: pytest.LogCaptureFixture) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(8, 4) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            chosen = (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
+            parts = [(chosen == i).nonzero()[:, 0] for i in range(3)]
+            y = torch.zeros(len(x), 4)
+            for expert, rows in zip(self.experts, parts, strict=True):
+                y = y.index_add(0, rows, expert(x[rows])) if len(rows) else y
+            return y
+
+    x = torch.cat(inputs(2, 64))
+    x = x[x[:, 0].argsort()]  # the first examples go to the first expert
+    Surgeon(Experts(), [x], samples=8).prune(0.5)
+    assert "no part" not in caplog.text
+    Surgeon(Experts(), [x[x[:, 0] < 1]], samples=8).prune(0.5)
+    assert "experts.2.weight has no part" in caplog.text
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_rows_of_every_output_layer_stay_in_graphs_of_any_depth(deep: bool) -> None:
+    class Unrolled(Heads):
+        def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            y = super().forward(x)
+            assert isinstance(y, Tensor)
+            for _ in range(1200 if deep else 1):
+                y = y * 0.999
+            return y
+
+    reasons = Surgeon(Unrolled(joined=True), inputs(), "bernoulli", pattern="rows").reasons
+    assert [name for name, why in reasons.items() if why and "output layer" in why] == [
+        "a.weight",
+        "b.weight",
+    ]
+
+
+def test_rows_with_an_attention_whose_projection_is_parametrized() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 4)
+            nn.utils.parametrizations.weight_norm(self.attention.out_proj)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.unsqueeze(1)
+            y: Tensor = self.head(self.attention(h, h, h, need_weights=False)[0].squeeze(1))
+            return y
+
+    reasons = Surgeon(Attends(), inputs(), pattern="rows").reasons
+    assert "an output layer" in str(reasons["head.weight"])
 
 
 def test_rows_of_every_output_layer_stay() -> None:
@@ -277,6 +348,10 @@ def test_a_likelihood_that_cannot_be_meant_is_told(caplog: pytest.LogCaptureFixt
     Surgeon(sigmoid, inputs(), "bernoulli", samples=8).prune(0.5)
     assert "leave out its last sigmoid" in caplog.text
     caplog.clear()
+    positive = nn.Linear(8, 1)
+    nn.init.zeros_(positive.weight[:, 1:])
+    Surgeon(positive, [x[x[:, 0] > 0][:4] for x in inputs()], "bernoulli", samples=4).prune(0.5)
+    assert "sigmoid" not in caplog.text  # too few to tell
     maps = nn.Conv2d(3, 4, 3)
     images = [torch.randn(8, 3, 6, 6) for _ in range(2)]
     Surgeon(copy.deepcopy(maps), images, Categorical(class_dim=1), samples=8).prune(0.5)
@@ -304,6 +379,36 @@ def test_zeros_of_excluded_layers_last_too() -> None:
         now = again.get_parameter("2.weight")
         assert torch.equal(now == 0, zero)
         assert not torch.equal(now, sparse.get_parameter("2.weight"))  # it was trained
+
+
+@pytest.mark.parametrize("kind", ["sgd", "fishleg"])
+def test_zeros_of_excluded_layers_last_under_attach(kind: str) -> None:
+    model = fishleg.prune(net(), pairs(), 0.6, mode="one-shot", method="magnitude", progress=quiet)
+    zero = model.get_parameter("2.weight") == 0
+    surgeon = Surgeon(model, pairs(), exclude=["^2"], samples=16)
+    optimizer = (
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        if kind == "sgd"
+        else FishLeg(model, "categorical", lr=0.1)
+    )
+    fishleg.attach(surgeon, optimizer, [0.7, 0.8], every=3, start=2)
+    for x, y in pairs() * 2:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert torch.equal(model.get_parameter("2.weight") == 0, zero)
+    assert surgeon.masks.keys() == {"0.weight"}
+
+
+def test_the_bias_of_a_row_without_weights_may_be_compensated() -> None:
+    model = net()
+    with torch.no_grad():
+        model[0].weight[3] = model[0].bias[3] = 0
+    surgeon = Surgeon(model, inputs(), samples=32)
+    surgeon.note_zeros()
+    surgeon.prune(0.5)
+    assert surgeon.masks.keys() == {"0.weight", "2.weight"}
+    assert not surgeon.elsewhere
 
 
 def test_a_pruned_model_is_pruned_on_from_where_it_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,63 +3,83 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fishleg.batches import Forward, batch_size, move_batch, slice_batch
+from fishleg.batches import Forward, batch_size, move_batch, slice_batch, targets_of
 from fishleg.fisher import frozen_statistics
 from fishleg.likelihoods import Bernoulli, Categorical, Likelihood
 
 logger = logging.getLogger(__name__)
 
+_ENOUGH = 64  # outputs from which one can tell that none is a logit
 
-def at_outputs(outputs: Sequence[Tensor], likelihood: Likelihood) -> None:
+
+def at_outputs(outputs: Sequence[Tensor], batches: Sequence[Any], likelihood: Likelihood) -> None:
     """Say so when they are probabilities already, or classes are sought where there may be none."""
     if not outputs:
         return
-    f = outputs[0]
-    positive = bool((f >= 0).all())
+    f = torch.cat([f.flatten() for f in outputs])
+    probable = f.numel() >= _ENOUGH and bool(((f >= 0) & (f <= 1)).all()) and bool(f.max() > f.min())
+    told = (
+        "the model's outputs look like probabilities, and logits are expected: leave out its last %s, or F "
+        "is that of another, much flatter distribution"
+    )
+    if isinstance(likelihood, Bernoulli) and probable:
+        logger.warning(told, "sigmoid")
     if isinstance(likelihood, Categorical):
-        sums = f.sum(likelihood.class_dim)
-        if positive and bool(((sums - 1).abs() < 1e-3).all()):
-            logger.warning(
-                "the model's outputs look like probabilities, and logits are expected: leave out its "
-                "last softmax, or F is that of another, much flatter distribution"
-            )
-        if f.dim() == 4 and likelihood.class_dim in (-1, 3):
+        first, targets = outputs[0], targets_of(batches[0])
+        if probable and all(bool(((g.sum(likelihood.class_dim) - 1).abs() < 1e-3).all()) for g in outputs):
+            logger.warning(told, "softmax")
+        fits = targets is not None and targets.shape == first.shape[:-1]
+        if first.dim() == 4 and likelihood.class_dim in (-1, 3) and not fits:
             logger.warning(
                 "the outputs have the shape %s, and the last dimension is taken for the classes: if these "
                 "are maps [batch, classes, height, width], pass likelihood=Categorical(class_dim=1)",
-                tuple(f.shape),
+                tuple(first.shape),
             )
-    if isinstance(likelihood, Bernoulli) and positive and bool((f <= 1).all()):
-        logger.warning(
-            "the model's outputs all lie between 0 and 1, as probabilities do, and logits are expected: "
-            "leave out its last sigmoid, or F is that of another, much flatter distribution"
-        )
 
 
-def for_unused(model: nn.Module, names: Sequence[str], batch: Any, forward: Forward, examples: int) -> None:
-    """Say so when weights have no part in the output: F is zero there, and they are the first to go."""
-    parameters = {name: model.get_parameter(name) for name in names}
-    batch = move_batch(batch, next(iter(parameters.values())).device)
-    with frozen_statistics(model), torch.enable_grad():
-        f = forward(model, slice_batch(batch, 0, min(batch_size(batch), examples)))
-        if not f.requires_grad:
-            return  # a forward without gradients is told by those who need them
-        gradients = torch.autograd.grad(f.sum(), list(parameters.values()), allow_unused=True)
-    unused = [name for name, g in zip(names, gradients, strict=True) if g is None]
-    if unused:
-        logger.warning(
-            "%s %s no part in the model's output on the first batch: curvature is zero there, and such "
-            "weights are pruned first. Where they matter, pass forward= to say what the output is (of "
-            "several heads: torch.cat), or exclude them",
-            ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else ""),
-            "has" if len(unused) == 1 else "have",
-        )  # fmt: skip
+def for_unused(
+    model: nn.Module, names: Sequence[str], batches: Sequence[Any], forward: Forward, examples: int
+) -> None:
+    """Say so when weights have no part in the output: F is zero there, and they are the first to go.
+
+    A model may choose among its weights, as mixtures of experts do, so that more examples are looked at for
+    as long as some are unused.
+    """
+    device, unused = next(model.parameters()).device, list(names)
+    for piece in (move_batch(piece, device) for batch in batches for piece in _pieces(batch, examples)):
+        with frozen_statistics(model), torch.enable_grad():
+            f = forward(model, piece)
+            if not f.requires_grad:
+                return  # a forward without gradients is told by those who need them
+            weights = [model.get_parameter(name) for name in unused]
+            gradients = torch.autograd.grad(f.sum(), weights, allow_unused=True)
+        unused = [name for name, g in zip(unused, gradients, strict=True) if g is None]
+        if not unused:
+            return
+    logger.warning(
+        "%s %s no part in the model's output on the first batches: curvature is zero there, and such weights "
+        "are pruned first. Where they matter, pass forward= to say what the output is (of several heads: "
+        "torch.cat), or exclude them",
+        ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else ""),
+        "has" if len(unused) == 1 else "have",
+    )
+
+
+def _pieces(batch: Any, examples: int) -> Iterator[Any]:
+    """A batch in parts; as it is where nobody can tell how many examples it has."""
+    try:
+        size = batch_size(batch)
+    except ValueError:
+        yield batch
+        return
+    for start in range(0, size, examples):
+        yield slice_batch(batch, start, min(start + examples, size))
 
 
 def at_renewal(before: float | None, after: float | None) -> bool:

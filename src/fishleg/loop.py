@@ -109,6 +109,7 @@ def attach(
         )
     check_owner(optimizer, map(surgeon.model.get_parameter, surgeon.prunable))
     surgeon.trains = True
+    surgeon.note_zeros()
     count = done - start
 
     def after_step(optimizer: Optimizer, *_: Any) -> None:
@@ -138,6 +139,7 @@ class Gradual:
     ) -> None:
         self.surgeon, self.tuning = surgeon, tuning or FineTuning()
         surgeon.trains = True
+        surgeon.note_zeros()
         self.loader = surgeon.loader if loader is None else loader
         check_loader(self.loader, "the training loader")
         self.steps = self.tuning.steps_for(self.loader)
@@ -418,18 +420,19 @@ class Gradual:
 
 
 def _enforce(optimizer: Optimizer, surgeon: Surgeon) -> None:
-    """The surgeon's masks, as they are now: in the weights and in the optimizer's state.
+    """The surgeon's masks, as they are now, and zeros elsewhere: in the weights and the optimizer's state.
 
     FishLeg keeps to them from then on. Its Q goes on learning the Fisher matrix of all weights: its structure
     fits that one much better than the masked one, and the joint compensation takes care of what is removed
     (docs/deviations.md).
     """
-    if not surgeon.masks:
+    masks = {**surgeon.elsewhere, **surgeon.masks}
+    if not masks:
         return
     if isinstance(optimizer, FishLeg):
-        optimizer.set_masks(surgeon.masks, restrict=False)
+        optimizer.set_masks(masks, restrict=False)
     else:
-        zero_masked(optimizer, surgeon.model, surgeon.masks)
+        zero_masked(optimizer, surgeon.model, masks)
 
 
 __all__ = ["Gradual", "Progress", "attach", "gradual"]

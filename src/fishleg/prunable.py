@@ -104,29 +104,33 @@ def output_layers(
             weight = model.get_parameter(name)
             for module in model.modules():  # a weight that is tied has several
                 if any(p is weight for p in module.parameters(recurse=False)):
-                    maker = names[id(_last_weight(module, weight))]
+                    maker = names.get(id(_last_weight(module, weight)), name)
                     hooks.callback(module.register_forward_hook(note(maker)).remove)
         with uncompiled(), undisturbed(), frozen_statistics(model):
             f = forward(model, move_batch(batch, next(model.parameters()).device))
-    direct = _makers(f.grad_fn, made, {name: i for i, name in enumerate(called)}, {})
+    direct = _makers(f.grad_fn, made, {name: i for i, name in enumerate(called)})
     return direct or set(called[-1:])
 
 
-def _makers(
-    node: Any, made: Mapping[Any, str], when: Mapping[str, int], known: dict[Any, set[str]]
-) -> set[str]:
+def _makers(end: Any, made: Mapping[Any, str], when: Mapping[str, int]) -> set[str]:
     """The layers that make what a node of the graph yields; of the terms of a sum, those of the latest."""
-    if node in made:
-        return {made[node]}
-    if node is None:
-        return set()
-    if node not in known:
-        known[node] = set()
-        parts = [_makers(earlier, made, when, known) for earlier, _ in node.next_functions]
-        if node.name().startswith(("AddBackward", "SubBackward")):
-            parts = [max(parts, key=lambda names: max(map(when.__getitem__, names), default=-1))]
-        known[node] = set().union(*parts)
-    return known[node]
+    known: dict[Any, set[str]] = {None: set()}
+    left = [end]
+    while left:  # a graph may be deeper than Python's stack
+        node = left[-1]
+        if node in made:
+            known[node] = {made[node]}
+        earlier = [] if node in known else [part for part, _ in node.next_functions]
+        if missing := [part for part in earlier if part not in known]:
+            left += missing
+            continue
+        left.pop()
+        if node not in known:
+            parts = [known[part] for part in earlier] or [set()]
+            if node.name().startswith(("AddBackward", "SubBackward")):
+                parts = [max(parts, key=lambda names: max(map(when.__getitem__, names), default=-1))]
+            known[node] = set().union(*parts)
+    return known[end]
 
 
 def _last_weight(module: nn.Module, weight: Tensor) -> Tensor:

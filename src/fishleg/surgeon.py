@@ -99,6 +99,7 @@ class Surgeon:
             raise ValueError(f"nothing to prune:\n{self.table()}")
         prunable.tell_what_is_left_out(model, self.reasons)
         self.masks: Masks = {}
+        self.elsewhere: Masks = {}  # zeros of what is not pruned, for training to keep
         self.history: list[PruneStep] = []
         self.on_q: Callable[[AuxStats], None] | None = None  # sees every step of Q's learning
         measured = self.options.measure_batches
@@ -125,6 +126,11 @@ class Surgeon:
         weights = [self.scalpel.weight(name) == 0 for name in self.prunable]
         rows = self.pattern.whole_rows
         return sum(int((w.flatten(1).all(1) if rows else w).sum()) for w in weights) / self._count
+
+    def note_zeros(self) -> None:
+        """Remember the zeros of layers that are not pruned this time, before training could fill them."""
+        own = {part for name in self.prunable for part in self.layers[name].names}
+        self.elsewhere = {name: mask for name, mask in masks_of(self.model).items() if name not in own}
 
     def check_targets(self, sparsities: Sequence[float]) -> list[float]:
         """A schedule as a list; an error where it does not rise, or pattern and floor forbid its end."""
@@ -256,15 +262,11 @@ class Surgeon:
             raise ValueError(f"cuts and refine must be >= 1, got {cuts} and {refine}")
         before, old = self.yardstick.outputs(), self.masks
         if not self.history:
-            looks.at_outputs(before, self.likelihood)
             # an empty loader is an error, before anything is changed
-            batch = self.yardstick.batches[0] if before else next(cycle(self.loader))
+            batches = self.yardstick.batches or [next(cycle(self.loader))]
+            looks.at_outputs(before, batches, self.likelihood)
             if self.options.method != "magnitude":
-                looks.for_unused(self.model, self.prunable, batch, self.forward, self.options.sub_batch)
-            # what is zero elsewhere, say since an earlier pruning, is not ours to fill
-            self.masks = {
-                n: m for n, m in masks_of(self.model).items() if n not in self.prunable
-            } | self.masks
+                looks.for_unused(self.model, self.prunable, batches, self.forward, self.options.sub_batch)
         zeros = {name: self.scalpel.weight(name) == 0 for name in self.prunable}
         q = inverse or self.estimate()
         cuts = cuts if self.learning is not None else 1

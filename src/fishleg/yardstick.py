@@ -13,6 +13,8 @@ from fishleg.fisher import frozen_statistics, widened
 from fishleg.likelihoods import Likelihood
 from fishleg.streams import seeded
 
+_SEED = 982_451_653  # no user's: with that of a run these would be the batches that Q learns from first
+
 
 class Yardstick:
     """A few batches, the same all along, and the model's outputs on them."""
@@ -33,7 +35,7 @@ class Yardstick:
         """
         if len(self.batches) < self.count:
             device = next(self.model.parameters()).device
-            with seeded(0, self.loader):
+            with seeded(_SEED, self.loader):
                 drawn = zip(range(self.count), cycle(self.loader), strict=False)
                 self.batches = [move_batch(batch, device) for _, batch in drawn]
 
