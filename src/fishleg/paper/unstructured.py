@@ -81,7 +81,8 @@ def _draw(config: Config, record: Results) -> Any:
     for axis, (title, when, arms) in zip(axes, panels, strict=True):
         for arm in (arm for arm in arms if arm in runs):
             rows = [[row[when] for row in seed["rows"]] for seed in runs[arm]]
-            band(axis, x, rows, arm, color=COLOURS[arm], marker="o", markersize=3)
+            label = f"{arm}, nothing removed" if arm == CONTROL else arm
+            band(axis, x, rows, label, color=COLOURS[arm], marker="o", markersize=3)
         axis.axhline(results["dense"]["curve"][-1]["accuracy"], color="grey", linewidth=0.8)
         axis.set_xscale("log")
         axis.set_xticks(x, [f"{100 * s:.1f}" for s in config.sparsities])
