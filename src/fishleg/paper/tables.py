@@ -58,13 +58,13 @@ def cost(results: Path) -> str:
         name, _, config = path.stem.partition("-")
         dataset = "tiny-imagenet" if config.startswith("tiny") else "cifar10"
         rows.append([f"`{name} --config {config}`", str(len(units)), f"{spent / 3600:.2f}", ""])
-        if config != "cifar10-wide":  # which is apart
-            totals[dataset] = totals.get(dataset, 0.0) + spent
+        totals[dataset] = totals.get(dataset, 0.0) + spent
     for dataset, total in totals.items():
         timing = results / f"timing-{dataset}.json"
         clock = json.loads(timing.read_text("utf-8"))["seconds"] if timing.exists() else None
-        name = f"all of {dataset}{' but -wide' * (dataset == 'cifar10')}"
-        rows.append([name, "", f"{total / 3600:.2f}", None if clock is None else f"{clock / 3600:.2f}"])
+        rows.append(
+            [f"all of {dataset}", "", f"{total / 3600:.2f}", None if clock is None else f"{clock / 3600:.2f}"]
+        )
     return markdown(["experiment", "parts", "core-hours", "hours by the clock"], rows)
 
 
