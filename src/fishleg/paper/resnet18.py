@@ -46,6 +46,7 @@ COST = {
 def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the Surgeon and of the fine-tuning for "scorer + optimizer", as the preset has them."""
     scorer, _, optimizer = arm.partition(" + ")
+    scorer = "magnitude" if arm == CONTROL else scorer
     scorers: dict[str, dict[str, Any]] = {
         "magnitude": {"method": "magnitude", "compensation": "none"},
         # oBERT's: empirical Fisher, blocks of 50, single updates added up; damping and floor are ours
@@ -95,11 +96,7 @@ def prune_run(
 ) -> Results:
     """Algorithm 1 from the dense model: the test accuracy right after each pruning and after its training."""
     if arm == CONTROL:  # shares of which there is no weight
-        arm, pattern, sparsities = (
-            "magnitude + SGD",
-            "global",
-            tuple(1e-12 * (i + 1) for i in range(len(sparsities))),
-        )
+        pattern, sparsities = "global", tuple(1e-12 * (i + 1) for i in range(len(sparsities)))
     examples, model = dense.examples, dense.model()
     surgery, tuning = arm_options(config, arm)
     surgeon = Surgeon(
