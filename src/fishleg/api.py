@@ -76,7 +76,7 @@ def prune(
             model, loader, likelihood, forward=forward,
             generator=torch.Generator().manual_seed(seed), **options,
         )  # fmt: skip
-    targets = schedule_to(sparsity, surgeon.pattern.limit, mode, stages, kind, start=surgeon.zeros)
+    targets = schedule_to(sparsity, surgeon.pattern.limit, mode, stages, kind, start=surgeon.share_of_zeros)
 
     def pruned(step: PruneStep) -> None:
         # with Q = I the quadratic model speaks of weights, not of the loss

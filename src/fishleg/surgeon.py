@@ -121,7 +121,7 @@ class Surgeon:
         return sum(int((~mask).sum()) for mask in kept) / self._count
 
     @property
-    def zeros(self) -> float:
+    def share_of_zeros(self) -> float:
         """The same fraction of what is zero by now, whoever has done it."""
         weights = [self.scalpel.weight(name) == 0 for name in self.prunable]
         rows = self.pattern.whole_rows

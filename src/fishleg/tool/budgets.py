@@ -166,7 +166,7 @@ def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int], measure
             )
         if recipe.mode == "one-shot":
             raise ToolError("max_drop is a search in stages: use mode = 'staged' or 'gradual'")
-        targets = schedule_to(largest_sparsity(surgeon), *how, start=surgeon.zeros)
+        targets = schedule_to(largest_sparsity(surgeon), *how, start=surgeon.share_of_zeros)
         return Plan(targets, amount("max_drop", recipe.max_drop)[0])
     sparsity = recipe.sparsity
     if recipe.max_params is not None:
@@ -175,7 +175,7 @@ def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int], measure
         sparsity = sparsity_for_macs(surgeon, macs, recipe.max_flops)
     if sparsity is None:
         sparsity = 0.9 if limit == 1 else limit
-    return Plan(schedule_to(sparsity, *how, start=surgeon.zeros))
+    return Plan(schedule_to(sparsity, *how, start=surgeon.share_of_zeros))
 
 
 def largest_sparsity(surgeon: Surgeon) -> float:
