@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fishleg.tool import run as runs
+from fishleg.tool.directory import read_record
 from fishleg.tool.recipe import Recipe
 
 TRAINED: dict[str, torch.Tensor] = {}
@@ -66,7 +67,7 @@ def work(recipe: Recipe, base: Path) -> None:
     directory = base / recipe.out
     if not (directory / "run.json").exists():
         runs.start(recipe, base=base).execute()
-    elif runs.read_record(directory)["status"] != "finished":
+    elif read_record(directory)["status"] != "finished":
         runs.resume(directory).execute()
 
 

@@ -23,7 +23,7 @@ from fishleg.report import render_report
 from fishleg.tool import run as runs
 from fishleg.tool.budgets import Plan, count_macs
 from fishleg.tool.compare import compare_methods
-from fishleg.tool.directory import locked
+from fishleg.tool.directory import locked, read_record
 from fishleg.tool.display import duration, make_display
 from fishleg.tool.doctor import examine
 from fishleg.tool.errors import Interrupted, ToolError
@@ -90,7 +90,7 @@ def test_max_drop_finds_the_largest_sparsity_that_fits(tmp_path):
 def test_nothing_pruned_is_an_error(tmp_path):
     with pytest.raises(ToolError, match="nothing was pruned"):
         go(tmp_path, max_drop=1e-9, stages=1, metric="killing:minus_zeros")
-    assert runs.read_record(tmp_path / "run")["status"] == "failed"
+    assert read_record(tmp_path / "run")["status"] == "failed"
 
 
 def test_max_params_and_max_flops_are_kept(tmp_path):
@@ -169,7 +169,7 @@ def test_objects_in_hand_instead_of_names(tmp_path):
 
     with pytest.raises(Interrupted, match="fishleg resume"):
         runs.start(make_recipe(options), model=model, data=data, base=tmp_path, listeners=[Stop()]).execute()
-    assert runs.read_record(tmp_path / "run")["status"] == "interrupted"
+    assert read_record(tmp_path / "run")["status"] == "interrupted"
     other = make_model()
     record = runs.resume(tmp_path / "run", model=other, data=Data(loader(), None, loader())).execute()
     assert record["resumed"] == 1
@@ -305,8 +305,8 @@ def test_evaluator_measures_what_it_says():
 
 def test_displays_tell_the_same_story(tmp_path, capsys):
     run = runs.start(make_recipe(QUICK, {"out": "run", "sparsity": 0.5, "stages": 2}), base=tmp_path)
-    run.listeners.append(make_display("%", "accuracy", live=False))
-    run.listeners.append(make_display("%", "accuracy", sys.stdout, live=True))
+    run.listen(make_display("%", "accuracy", live=False))
+    run.listen(make_display("%", "accuracy", sys.stdout, live=True))
     run.execute()
     plain, live = capsys.readouterr().err, capsys.readouterr().out
     assert "[2/2] sparsity 50.0%: accuracy" in plain

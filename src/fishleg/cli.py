@@ -223,7 +223,7 @@ def _make(model: str | None, recipe_file: str | None, options: dict[str, Any]) -
 def _execute(run: Any, as_json: bool, quiet: bool) -> None:
     from fishleg.tool.display import Warnings, make_display
 
-    run.listeners.append(Warnings() if quiet else make_display(run.evaluator.unit, run.evaluator.name))
+    run.listen(Warnings() if quiet else make_display(run.evaluator.unit, run.evaluator.name))
     record = run.execute()
     if as_json:
         click.echo(json.dumps(record, indent=1))

@@ -10,6 +10,7 @@ from typing import Any
 
 from fishleg.checkpoint import write_json
 from fishleg.tool import run as runs
+from fishleg.tool.directory import LOG, read_record, refuse_used
 from fishleg.tool.display import make_display
 from fishleg.tool.errors import ToolError, nearest
 from fishleg.tool.events import read_events
@@ -105,11 +106,11 @@ def compare_methods(recipe: Recipe, methods: Sequence[str], base: Path | None = 
         if (out / method / "run.json").exists():
             _check_same(this, out / method)
         else:
-            runs.refuse_used(out / method)
+            refuse_used(out / method)
     records, curves = {}, {}
     for method, this in recipes.items():
         records[method] = _run(this, out / method, base)
-        events = read_events(out / method / "log.jsonl")
+        events = read_events(out / method / LOG)
         curves[method] = [(e["sparsity"], e["metric"]) for e in events if e["event"] == "stage"]
     result = Comparison(records, curves)
     write_json(out / "comparison.json", result.as_dict())
@@ -125,12 +126,12 @@ def _check_same(recipe: Recipe, directory: Path) -> None:
 
 def _run(recipe: Recipe, directory: Path, base: Path) -> dict[str, Any]:
     if (directory / "run.json").exists():
-        record = runs.read_record(directory)
+        record = read_record(directory)
         if record.get("status") == "finished":
             return record
         run = runs.resume(directory)
     else:
         run = runs.start(recipe, base=base)
     print(f"-- {recipe.method}", file=sys.stderr, flush=True)
-    run.listeners.append(make_display(run.evaluator.unit, run.evaluator.name))
+    run.listen(make_display(run.evaluator.unit, run.evaluator.name))
     return run.execute()

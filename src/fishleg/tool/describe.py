@@ -1,11 +1,11 @@
-"""Facts about a model for the record of a run: its layers, its speed, what results may depend on."""
+"""Facts about a run for its record: what is pruned, layers, speed, what results may depend on."""
 
 from __future__ import annotations
 
 import platform
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,48 @@ from torch import nn
 from fishleg.batches import Forward, batch_size, move_batch
 from fishleg.obs import saliency
 from fishleg.surgeon import Surgeon
+from fishleg.tool.metrics import Evaluation, Evaluator
+from fishleg.tool.recipe import Recipe
+
+
+def describe_run(
+    recipe: Recipe, surgeon: Surgeon, evaluator: Evaluator, macs: Mapping[str, int], dense: Evaluation
+) -> dict[str, Any]:
+    """What is pruned, how, and how good it is before."""
+    model = surgeon.model
+    return {
+        "dense": {"metric": dense.metric, "loss": dense.loss},
+        "metric": evaluator.name, "metric_unit": evaluator.unit,
+        "higher_is_better": evaluator.higher_is_better,
+        "mode": recipe.mode, "method": recipe.method, "pattern": recipe.pattern,
+        "likelihood": recipe.likelihood, "parameters": sum(p.numel() for p in model.parameters()),
+        "prunable": sum(model.get_parameter(name).numel() for name in surgeon.prunable),
+        "macs_dense": sum(macs.values()), "environment": environment(model),
+        "layers": describe_layers(surgeon, macs),
+    }  # fmt: skip
+
+
+def overlooked(
+    recipe: Recipe, surgeon: Surgeon, evaluator: Evaluator, macs: Mapping[str, int], dense: Evaluation
+) -> Iterator[str]:
+    """What a user may not have thought of, one sentence each."""
+    if not recipe.eval_data and evaluator.most_batches is not None:
+        yield (
+            f"the {evaluator.name} is measured on the calibration data; name data that the model "
+            "has not seen (eval_data) to know what pruning really costs"
+        )
+    unknown = [name for name in surgeon.prunable if name not in macs]
+    if unknown:
+        yield (
+            f"the multiply-adds of {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''} are not "
+            "known (used by no module that can be watched): all figures, and max_flops, leave them out"
+        )
+    chance = 1 / max(evaluator.classes, 1)
+    if evaluator.name == "accuracy" and dense.metric < 1.5 * chance:
+        yield (
+            f"the dense model's accuracy is {dense.metric:.1%}, which is near chance: is it trained "
+            "(weights), and are labels and classes in the same order?"
+        )
 
 
 def describe_layers(surgeon: Surgeon, macs: Mapping[str, int]) -> list[dict[str, Any]]:

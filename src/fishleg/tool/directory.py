@@ -17,7 +17,7 @@ except ImportError:  # not on Windows: there, two processes on one run are not n
     fcntl = None  # type: ignore[assignment]
 
 RUN, RECIPE, DENSE, LOCK, CHECKPOINTS = "run.json", "recipe.toml", "dense.ckpt", "lock", "checkpoints"
-MODEL, PACKED, REPORT = "model.safetensors", "packed.safetensors", "report.html"
+MODEL, PACKED, REPORT, LOG = "model.safetensors", "packed.safetensors", "report.html", "log.jsonl"
 
 
 def refuse_used(directory: Path) -> None:

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from fishleg.tool.directory import LOG
 from fishleg.tool.errors import ToolError
 
 Event = dict[str, Any]
@@ -40,7 +41,7 @@ class FileLog:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.paths = directory / "log.jsonl", directory / "log.csv"
+        self.paths = directory / LOG, directory / "log.csv"
         self.files = [open(path, "ab") for path in self.paths]  # noqa: SIM115
         if self.files[1].tell() == 0:
             self._write(1, ",".join(COLUMNS) + "\n")

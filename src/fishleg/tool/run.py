@@ -7,10 +7,9 @@ What a run writes into its directory:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,33 +31,23 @@ from fishleg.tool.budgets import (
     make_plan,
     sparsity_for_macs,
 )
-from fishleg.tool.describe import compare_speed, describe_layers, environment
+from fishleg.tool.describe import compare_speed, describe_layers, describe_run, overlooked
 from fishleg.tool.directory import (
     CHECKPOINTS,
     DENSE,
     LOCK,
-    MODEL,
-    PACKED,
     RECIPE,
-    REPORT,
     RUN,
     locked,
     read_record,
     refuse_used,
 )
 from fishleg.tool.errors import Interrupted, ToolError
-from fishleg.tool.events import (
-    Event,
-    FileLog,
-    Listener,
-    TensorBoard,
-    WeightsAndBiases,
-    check_trackers,
-    read_events,
-)
+from fishleg.tool.events import Listener, check_trackers
+from fishleg.tool.ledger import Ledger
 from fishleg.tool.metrics import Evaluation
+from fishleg.tool.outputs import write_models, write_report
 from fishleg.tool.outside import StopRequest, warnings_to
-from fishleg.tool.packing import pack
 from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
 from fishleg.tool.setup import Prepared, prepare
 from fishleg.tool.sources import Data
@@ -141,13 +130,10 @@ class Run:
         recipe, data = prepared.recipe, prepared.data
         self.fresh = record is None
         self.record: dict[str, Any] = record or {"warnings": [], "resumed": 0, "command": command}
-        self.listeners = list(listeners)
-        self.log: FileLog | None = None
+        self.ledger = Ledger(directory, self.record, listeners)
         self.store = checkpoint.Store(directory / CHECKPOINTS, recipe.keep)
         self.accepted: Path | None = None  # the checkpoint to go back to in a search
         self.stop = StopRequest()
-        self.timing = dict.fromkeys(("estimate", "prune", "train", "evaluate", "checkpoint"), 0.0)
-        self.seconds, self._since = 0.0, time.monotonic()
         self._saved_at = time.monotonic()
         self._phase, self._q_seen = "estimate", 0
 
@@ -176,25 +162,28 @@ class Run:
         elif self.fresh:
             macs_budget(self.surgeon, self.macs, recipe.max_flops)
 
+    def listen(self, listener: Listener) -> None:
+        """One more that is told what happens."""
+        self.ledger.listeners.append(listener)
+
     # -- the run itself
 
     def execute(self) -> dict[str, Any]:
         """Do it all, or what is left of it; returns the record that is in run.json."""
         try:
             if self.fresh:  # before anything is written: data or a metric may be at fault
-                with warnings_to(self.warn):
+                with warnings_to(self.ledger.warn):
                     self._dense = self._evaluate_dense()
-            self._open()
+            self.ledger.open(self.recipe)
             with locked(self.directory / LOCK):  # a run that another process works on is not touched
                 self._work()
         finally:
-            for listener in self.listeners:
-                listener.close()
+            self.ledger.close()
         return self.record
 
     def _work(self) -> None:
         try:
-            with self.stop.heard(), warnings_to(self.warn), seeded(self.recipe.seed):
+            with self.stop.heard(), warnings_to(self.ledger.warn), seeded(self.recipe.seed):
                 if self.fresh:
                     self._begin()
                 else:
@@ -202,25 +191,11 @@ class Run:
                 self._loop()
                 self._finish()
         except (Interrupted, KeyboardInterrupt):
-            self._status("interrupted")
+            self.ledger.status("interrupted")
             raise Interrupted(self._how_to_go_on()) from None
         except Exception as error:
-            self._status("failed", f"{type(error).__name__}: {error}")
+            self.ledger.status("failed", f"{type(error).__name__}: {error}")
             raise
-
-    def _open(self) -> None:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / CHECKPOINTS).mkdir(exist_ok=True)
-            extra: list[Listener] = []
-            if self.recipe.tensorboard:
-                extra.append(TensorBoard(self.directory))
-            if self.recipe.wandb is not None:
-                extra.append(WeightsAndBiases(self.recipe.wandb, self.directory, self.recipe.sections()))
-            self.log = FileLog(self.directory)
-        except OSError as error:
-            raise ToolError(f"out: cannot write to {self.directory}: {error.strerror or error}") from None
-        self.listeners = [self.log, *extra, *self.listeners]
 
     def _begin(self) -> None:
         checkpoint.save(self.directory / DENSE, self.model.state_dict())
@@ -229,40 +204,21 @@ class Run:
             "name": self.recipe.model, "base": str(self.base), "threads": torch.get_num_threads(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
-        self._status("running")
+        self.ledger.status("running")
         dense = self._dense or self._evaluate_dense()
-        self._describe(dense)
-        self._status("running")
+        self.record |= describe_run(self.recipe, self.surgeon, self.evaluator, self.macs, dense)
+        self.ledger.status("running")
         if self.plan is None:
-            with self._timed("estimate"):
+            with self.ledger.timed("estimate"):
                 self.plan = make_plan(self.recipe, self.surgeon, self.macs)
-        self._emit(
+        self.ledger.emit(
             "start", metric=dense.metric, loss=dense.loss, prunable=self.record["prunable"],
             stages=self.plan.stages,
         )  # fmt: skip
-        self._remark(dense)
+        for message in overlooked(self.recipe, self.surgeon, self.evaluator, self.macs, dense):
+            self.ledger.warn(message)
         self._save()
         self.accepted = self.store.paths()[-1]
-
-    def _remark(self, dense: Evaluation) -> None:
-        """What a user may have overlooked."""
-        if not self.recipe.eval_data and self.evaluator.most_batches is not None:
-            self.warn(
-                f"the {self.evaluator.name} is measured on the calibration data; name data that the model "
-                "has not seen (eval_data) to know what pruning really costs"
-            )
-        unknown = [name for name in self.surgeon.prunable if name not in self.macs]
-        if unknown:
-            self.warn(
-                f"the multiply-adds of {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''} are not "
-                "known (used by no module that can be watched): all figures, and max_flops, leave them out"
-            )
-        chance = 1 / max(self.evaluator.classes, 1)
-        if self.evaluator.name == "accuracy" and dense.metric < 1.5 * chance:
-            self.warn(
-                f"the dense model's accuracy is {dense.metric:.1%}, which is near chance: is it trained "
-                "(weights), and are labels and classes in the same order?"
-            )
 
     def _go_on(self) -> None:
         if "dense" not in self.record:  # killed before anything was measured
@@ -277,12 +233,11 @@ class Run:
         if not self.pruned:
             self.accepted = path
         self.record["resumed"] = self.record.get("resumed", 0) + 1
-        self._status("running")
-        assert self.log is not None
-        self.log.rewind(state["log"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.ledger.status("running")
         assert self.plan is not None
         fraction = self.plan.fraction
-        self._emit("resume", sparsity=self.surgeon.sparsity, checkpoint=path.name, fraction=fraction)
+        self.ledger.emit("resume", sparsity=self.surgeon.sparsity, checkpoint=path.name, fraction=fraction)
 
     def _loop(self) -> None:
         """Stage after stage. `pruned` says that the present stage is past its pruning."""
@@ -313,7 +268,7 @@ class Run:
         assert self.plan is not None
         surgeon = self.surgeon
         self._phase = "estimate" if surgeon.inverse is None or surgeon.learning is None else "refine"
-        with self._timed("estimate"):
+        with self.ledger.timed("estimate"):
             if self.gradual is not None:
                 inverse = self.gradual.look()
             elif surgeon.inverse is None:
@@ -322,14 +277,14 @@ class Run:
                 inverse = surgeon.inverse
             else:
                 inverse = surgeon.refine()
-        with self._timed("prune"):
+        with self.ledger.timed("prune"):
             worker = surgeon if self.gradual is None else self.gradual
             step = worker.prune(target, inverse=inverse)
         after = self._evaluate() if self.gradual is not None else Evaluation(float("nan"), None)
         metric = None if self.gradual is None else after.metric
         # with Q = I the quadratic model speaks of weights, not of the loss
         predicted = None if self.recipe.method == "magnitude" else step.predicted
-        self._emit(
+        self.ledger.emit(
             "prune", stage=self.plan.done + 1, stages=self.plan.stages, target=target, sparsity=step.sparsity,
             predicted=predicted, measured=step.measured, metric=metric, loss=after.loss,
         )  # fmt: skip
@@ -343,11 +298,11 @@ class Run:
         before = time.monotonic()
         for loss in self.gradual.train():
             assert self.gradual.optimizer is not None
-            self._emit(
+            self.ledger.emit(
                 "train", stage=self.plan.done + 1, stages=self.plan.stages, step=self.gradual.step,
                 steps=self.gradual.steps, loss=loss, lr=self.gradual.optimizer.param_groups[0]["lr"],
             )  # fmt: skip
-            self.timing["train"] += time.monotonic() - before
+            self.ledger.timing["train"] += time.monotonic() - before
             due = time.monotonic() - self._saved_at > 60 * self.recipe.checkpoint_minutes
             if (due or self.stop.asked) and self.gradual.step < self.gradual.steps:
                 self._save()
@@ -362,11 +317,11 @@ class Run:
         common = {"sparsity": step.sparsity, "metric": result.metric, "loss": result.loss}
         stage, stages = self.plan.done + 1, self.plan.stages
         if self.plan.result(step.target, drop):
-            self._emit("stage", stage=stage, stages=stages, **common)
+            self.ledger.emit("stage", stage=stage, stages=stages, **common)
             self.record["sparse"] = {"metric": result.metric, "loss": result.loss}
             self.accepted = self._save()
         else:
-            self._emit("rollback", reason=f"the {self.evaluator.name} drops by {drop:.4g}", **common)
+            self.ledger.emit("rollback", reason=f"the {self.evaluator.name} drops by {drop:.4g}", **common)
             self._roll_back()
         self._stop_if_asked()
 
@@ -374,12 +329,10 @@ class Run:
         """Weights, masks, Q and optimizer of the last accepted stage; the plan keeps what it has learned."""
         assert self.accepted is not None
         assert self.plan is not None
-        learned, timing, seconds = self.plan.state_dict(), dict(self.timing), self._elapsed()
-        accepted = self.accepted
+        learned, accepted = self.plan.state_dict(), self.accepted
         self._load(checkpoint.load(accepted))
         self.accepted = accepted
         self.plan.load_state_dict(learned)
-        self.timing, self.seconds, self._since = timing, seconds, time.monotonic()
         self._save()
 
     def _over_flops(self) -> bool:
@@ -401,54 +354,35 @@ class Run:
             )
         apply_masks(self.model, self.surgeon.masks)
         state = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
-        self._write_models(state)
+        facts = {"sparsity": f"{self.surgeon.sparsity:.6f}", "recipe": self.recipe.to_toml()}
         masks = self.surgeon.masks
         self.record |= {
+            **write_models(self.directory, state, facts),
             "sparsity": self.surgeon.sparsity, "target": self.plan.good,
             "nonzero": sum(int((p != 0).sum()) for p in self.model.parameters()),
             "macs_sparse": kept_macs(self.macs, masks),
         }  # fmt: skip
         self.record["speed"] = compare_speed(self.dense, self.model, self._batch, self._forward)
         self.record["layers"] = describe_layers(self.surgeon, self.macs)
-        self._write_report()
-        self._status("finished")  # last of all: killed before this, the run is resumed and ends again
+        write_report(
+            self.directory, {**self.record, **self.ledger.summary("finished")}, self.recipe.to_toml()
+        )
+        self.ledger.status("finished")  # last of all: killed before this, the run is resumed and ends again
         for path in self.store.paths()[:-1]:
             path.unlink()
         dense, sparse = self.record["dense"]["metric"], self.record["sparse"]["metric"]
         shown = self.evaluator.shown
-        self._emit(
+        self.ledger.emit(
             "finish",
             message=f"done: {self.evaluator.name} {shown(dense)} -> {shown(sparse)} at sparsity "
             f"{self.record['sparsity']:.2%}; packed file {self.record['bytes_sparse']:,} of "
             f"{self.record['bytes_plain']:,} bytes",
         )
 
-    def _write_report(self) -> None:
-        from fishleg.report import render_report
-
-        record = {**self.record, **self._summary("finished")}
-        text = render_report(record, read_events(self.directory / "log.jsonl"), self.recipe.to_toml())
-        checkpoint.write_atomically(self.directory / REPORT, text.encode())
-
-    def _write_models(self, state: dict[str, torch.Tensor]) -> None:
-        from safetensors.torch import save as to_bytes
-
-        facts = {"format": "pt", "sparsity": f"{self.surgeon.sparsity:.6f}", "recipe": self.recipe.to_toml()}
-        unique = {name: value.clone() for name, value in state.items()}
-        for name, tensors in ((MODEL, unique), (PACKED, pack(unique))):
-            try:
-                checkpoint.write_atomically(self.directory / name, to_bytes(tensors, facts))
-            except OSError as error:
-                raise ToolError(f"cannot write {self.directory / name}: {error.strerror or error}") from error
-        self.record["bytes_plain"] = (self.directory / MODEL).stat().st_size
-        self.record["bytes_dense"] = self.record["bytes_plain"]
-        self.record["bytes_sparse"] = (self.directory / PACKED).stat().st_size
-
     # -- saving and loading
 
     def _state(self) -> dict[str, Any]:
         assert self.plan is not None
-        assert self.log is not None
         return {
             "model": self.model.state_dict(),
             "surgeon": self.surgeon.state_dict(),
@@ -457,19 +391,17 @@ class Run:
             "calibration": self.calibration.state_dict(),
             "training": None if self.training is None else self.training.state_dict(),
             "random": random_state(),
-            "timing": dict(self.timing),
-            "seconds": self._elapsed(),
-            "log": self.log.place(),
+            "ledger": self.ledger.state_dict(),
             "accepted": None if self.accepted is None else self.accepted.name,
             "sparse": self.record.get("sparse"),
         }
 
     def _save(self) -> Path:
         """A checkpoint; the accepted one survives the clearing of old ones."""
-        with self._timed("checkpoint"):
+        with self.ledger.timed("checkpoint"):
             path = self.store.save(self._state(), protect=self.accepted)
         self._saved_at = time.monotonic()
-        self._emit("checkpoint", name=path.name)
+        self.ledger.emit("checkpoint", name=path.name)
         return path
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -487,13 +419,12 @@ class Run:
             self.accepted = self.store.directory / state["accepted"]
         if state["sparse"] is not None:
             self.record["sparse"] = state["sparse"]
-        self.timing, self.seconds, self._since = dict(state["timing"]), state["seconds"], time.monotonic()
         set_random_state(state["random"])
 
     # -- what the outside sees
 
     def _evaluate(self) -> Evaluation:
-        with self._timed("evaluate"):
+        with self.ledger.timed("evaluate"):
             return self.evaluator(self.model)
 
     def _evaluate_dense(self) -> Evaluation:
@@ -506,52 +437,9 @@ class Run:
             raise Interrupted("stopped")
         self._q_seen += 1
         if self._q_seen % _Q_EVENTS_EVERY == 1:
-            self._emit("q", step=stats.step, loss=stats.loss, gauge=stats.gauge_smoothed, phase=self._phase)
-
-    def _emit(self, kind: str, **values: Any) -> None:
-        event: Event = {"event": kind, "time": round(self._elapsed(), 3), **values}
-        for listener in self.listeners:
-            listener.event(event)
-
-    def warn(self, message: str) -> None:
-        """Something that the user must know: on the display, in the log and in the report."""
-        if message not in self.record["warnings"]:
-            self.record["warnings"].append(message)
-            self._emit("warning", message=f"warning: {message}")
-
-    def _describe(self, dense: Evaluation) -> None:
-        surgeon, recipe = self.surgeon, self.recipe
-        self.record |= {
-            "dense": {"metric": dense.metric, "loss": dense.loss},
-            "metric": self.evaluator.name, "metric_unit": self.evaluator.unit,
-            "higher_is_better": self.evaluator.higher_is_better,
-            "mode": recipe.mode, "method": recipe.method, "pattern": recipe.pattern,
-            "likelihood": recipe.likelihood, "parameters": sum(p.numel() for p in self.model.parameters()),
-            "prunable": sum(self.model.get_parameter(name).numel() for name in surgeon.prunable),
-            "macs_dense": sum(self.macs.values()), "environment": environment(self.model),
-        }  # fmt: skip
-        self.record["layers"] = describe_layers(self.surgeon, self.macs)
-
-    def _summary(self, status: str, error: str | None = None) -> dict[str, Any]:
-        timing = {name: round(value, 2) for name, value in self.timing.items()}
-        return {"status": status, "error": error, "seconds": round(self._elapsed(), 1), "timing": timing}
-
-    def _status(self, status: str, error: str | None = None) -> None:
-        self.record |= self._summary(status, error)
-        ending = status in ("failed", "interrupted")  # then the reason matters more than a full disk
-        with contextlib.suppress(OSError) if ending else contextlib.nullcontext():
-            checkpoint.write_json(self.directory / RUN, self.record)
-
-    def _elapsed(self) -> float:
-        return self.seconds + time.monotonic() - self._since
-
-    @contextlib.contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        before = time.monotonic()
-        try:
-            yield
-        finally:
-            self.timing[what] += time.monotonic() - before
+            self.ledger.emit(
+                "q", step=stats.step, loss=stats.loss, gauge=stats.gauge_smoothed, phase=self._phase
+            )
 
     def _stop_if_asked(self) -> None:
         if self.stop.asked:
@@ -563,4 +451,4 @@ class Run:
         return f"interrupted{saved}. To go on: fishleg resume {self.directory}"
 
 
-__all__ = ["Run", "environment", "read_record", "refuse_used", "resume", "start"]
+__all__ = ["Run", "resume", "start"]
