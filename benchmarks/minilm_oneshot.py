@@ -27,7 +27,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "magnitude, per layer": {"method": "magnitude", "compensation": "none", "pattern": "layer"},
     "magnitude, global": {"method": "magnitude", "compensation": "none"},
     "diagonal": {"method": "diagonal"},
-    "oBERT": {"method": "obert"},
+    "oBERT, sum (published)": {"method": "obert", "compensation": "sum"},
+    "oBERT, joint": {"method": "obert"},
     "KFAC": {"method": "kfac"},
     "FLS, more damping, without exchanges": {"relative_damping": 0.1, "exchanges": 0},
     "FLS, more damping": {"relative_damping": 0.1},
@@ -40,7 +41,7 @@ STAGED: dict[str, dict[str, Any]] = {
 UNITS: list[Unit] = [
     {"method": method, "seed": seed}
     for method in (*METHODS, *STAGED)
-    for seed in (SEEDS if method in ("oBERT", "FLS, more damping") else SEEDS[:1])
+    for seed in (SEEDS if method in ("oBERT, joint", "FLS, more damping") else SEEDS[:1])
 ]
 # The bases of 1536 × 1537 matrices are dear to refine: each layer takes its turn at every eighth step.
 LEARNING = AuxiliaryOptions(groups=4, warm_start=32, refine_every=8)

@@ -19,7 +19,7 @@ from minilm import load_minilm, rank_correlation, similarities
 from minilm_oneshot import surgeon_for
 from torch import Tensor
 
-SPARSITY, METHODS, SPLITS, RESAMPLES = 0.5, ("oBERT", "FLS"), ("test", "dev", "train"), 500
+SPARSITY, METHODS, SPLITS, RESAMPLES = 0.5, ("oBERT, joint", "FLS"), ("test", "dev", "train"), 500
 
 
 def pruned_state(method: str, folder: Path) -> dict[str, Tensor]:

@@ -29,7 +29,8 @@ SHORT = {
     "FLS, joint, staged",
     "magnitude, global",
     "diagonal",
-    "oBERT",
+    "oBERT, sum (published)",
+    "oBERT, joint",
     "KFAC",
     "FLS",
 }

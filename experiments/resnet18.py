@@ -35,6 +35,7 @@ EXPERIMENTS = {
         ("semi_structured", "tiny-imagenet"),
         ("unstructured", "tiny-imagenet-obs16"),
         ("unstructured", "tiny-imagenet-preset"),
+        ("semi_structured", "tiny-imagenet-preset"),
     ],
 }
 
@@ -56,7 +57,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("paper-out"), help="directory of the results")
     given = parser.parse_args()
     experiments, out = EXPERIMENTS[given.dataset], given.out
-    load_data(load(given.dataset), None, print, download=True)
+    try:
+        load_data(load(given.dataset), None, print, download=True)
+    except (FileNotFoundError, ConnectionError, ValueError) as error:
+        parser.exit(1, f"error: {error}\n")
     # the dense models are units, too: where none is there, nothing is
     from_nothing = not list(out.glob(f"dense-{given.dataset}-*.pt"))
     start, failures = time.perf_counter(), list[str]()

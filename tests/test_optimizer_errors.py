@@ -112,8 +112,6 @@ def test_step_without_a_backward_pass(warmup: int) -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ((X, Y + 1), r"label 3 is out of range: labels must be in 0\.\.2 \(the model has 3 outputs\)"),
-        ((X[:12], Y[:7]), r"Categorical needs integer labels of shape \(12,\) .* got int64 .* \(7,\)"),
         ((X * torch.nan, Y), "the model's outputs are not finite: NaN or Inf in the forward pass"),
         (X[:0], r"a batch must not be empty, got a tensor of shape \(0, 4\)"),
     ],

@@ -342,7 +342,7 @@ def test_rows_of_an_attention_that_is_the_output_stay() -> None:
 
 
 def test_a_likelihood_that_cannot_be_meant_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match=r"needs two classes at least, .* \(8, 1\) have one"):
+    with pytest.raises(ValueError, match=r"needs two classes at least, .* \(32, 1\) have one"):
         Surgeon(nn.Linear(8, 1), inputs(), samples=4).prune(0.5)
     sigmoid = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid())
     Surgeon(sigmoid, inputs(), "bernoulli", samples=8).prune(0.5)

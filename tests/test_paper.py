@@ -35,10 +35,12 @@ MODULES = {"init": init, "estimation": estimation, "ablation": ablation, "claims
 def test_smoke_runs_and_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     record = MODULES[name].run(tmp_path / "new", smoke=True, progress=said.append)
-    path, picture = (tmp_path / "new" / f"{name}.{end}" for end in ("json", "png"))
+    path = tmp_path / "new" / f"{name}.json"
+    panels = ("a", "bc", "d") if name == "ablation" else ()
+    pictures = [path.with_name(f"{name}-{panel}.png") for panel in panels] or [path.with_suffix(".png")]
     assert json.loads(path.read_text()) == record
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert sorted(p.name for p in path.parent.iterdir()) == sorted([path.name, picture.name])
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    assert sorted(path.parent.iterdir()) == sorted([path, *pictures])
     assert len(said) == len(record["units"])
     assert "left" in said[0]
 
@@ -48,11 +50,11 @@ def test_smoke_runs_and_resumes(name: str, tmp_path: Path, monkeypatch: pytest.M
     path.write_text(json.dumps({"settings": record["settings"], "units": kept}))
     said.clear()
     drawn: list[Path] = []
-    monkeypatch.setattr(MODULES[name], "_draw", lambda *_: None)
+    monkeypatch.setattr(MODULES[name], "_draw", lambda *_: dict.fromkeys(panels))
     monkeypatch.setattr(MODULES[name], "save_picture", lambda _, path, smoke: drawn.append(path))
     assert MODULES[name].run(tmp_path / "new", smoke=True, progress=said.append) == record
     assert len(said) == 1 + len(lost)
-    assert drawn == [picture]
+    assert drawn == pictures
 
 
 def test_the_fisher_matrix_of_the_real_layer_against_autograd() -> None:

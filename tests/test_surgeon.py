@@ -228,7 +228,7 @@ def test_every_pattern_in_stages(pattern: str, reached: int | None, model: Digit
         elif pattern == "2:4":
             assert bool((mask.movedim(1, -1).reshape(-1, 4).sum(1) == 2).all()), name
         elif pattern == "block:4":
-            assert set(mask.reshape(-1, 4).sum(1).tolist()) <= {0, 4}
+            assert set(mask.movedim(1, -1).reshape(-1, 4).sum(1).tolist()) <= {0, 4}
 
 
 def test_rows_take_their_bias_along() -> None:

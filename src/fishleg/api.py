@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from fishleg import looks
 from fishleg.batches import Forward, default_forward
 from fishleg.fisher import undisturbed
 from fishleg.likelihoods import Likelihood
 from fishleg.loop import Progress, gradual
-from fishleg.patterns import as_pattern, check_sparsities, schedule
+from fishleg.masking import SPARSE
+from fishleg.patterns import as_pattern, as_sparsity, check_sparsities, plain, schedule
 from fishleg.streams import seeded
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.tuning import FineTuning
 
 MODES = ("staged", "one-shot", "gradual")
-_SPARSE = 0.01  # a model with more zeros than that was pruned before, and stages go on from there
 _SHRINK = 0.75  # at least this fraction of the weights survives each stage, unless stages are given
 
 
@@ -77,6 +78,7 @@ def prune(
             generator=torch.Generator().manual_seed(seed), **options,
         )  # fmt: skip
     targets = schedule_to(sparsity, surgeon.pattern.limit, mode, stages, kind, start=surgeon.share_of_zeros)
+    surgeon.check_removes(targets[0] if isinstance(plain(sparsity), Sequence) else targets[-1])
 
     def pruned(step: PruneStep) -> None:
         # with Q = I the quadratic model speaks of weights, not of the loss
@@ -110,6 +112,8 @@ def prune(
         else:
             surgeon.staged(targets, pruned_for_good)
         moved = surgeon.yardstick.moved(dense)
+    if mode != "gradual" and surgeon.options.method != "magnitude":
+        looks.at_end(surgeon.sparsity, [step.predicted for step in surgeon.history], moved)
     total = "" if moved is None else f"; KL to the dense model's outputs {moved:.3g} on the first batches"
     what = "rows" if surgeon.pattern.whole_rows else "prunable weights"
     report(f"done: {surgeon.sparsity:.1%} of the {what} removed{total}")
@@ -119,10 +123,11 @@ def prune(
 def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
-    except RuntimeError as error:
+    except Exception as error:  # models hold anything: locks, files, handles of other libraries
         raise ValueError(
-            f"the model cannot be copied ({error}): make permanent what torch.nn.utils.prune or weight_norm "
-            "has put on it (prune.remove, remove_weight_norm), or pass inplace=True"
+            f"the model cannot be copied ({type(error).__name__}: {error}): make permanent what "
+            "torch.nn.utils.prune or weight_norm has put on it (prune.remove, remove_weight_norm), or pass "
+            "inplace=True to prune the model itself"
         ) from error
 
 
@@ -130,15 +135,15 @@ def schedule_to(
     sparsity: object, limit: float, mode: str, stages: int | None, kind: str, *, start: float = 0.0
 ) -> list[float]:
     """The sparsity after each stage, with the defaults of `prune`, for a model that is `start` sparse."""
+    sparsity = plain(sparsity)
     if isinstance(sparsity, Sequence) and not isinstance(sparsity, str):
         if stages is not None or mode == "one-shot":
             raise ValueError("a list of sparsities is the schedule itself: leave out stages and one-shot")
         return check_sparsities(list(sparsity))
     if sparsity is None:
         sparsity = 0.9 if limit == 1 else limit
-    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 < sparsity < 1:
-        raise ValueError(f"sparsity must be in (0, 1), for instance 0.9, got {sparsity!r}")
-    if not _SPARSE < start < sparsity:
+    sparsity = as_sparsity(sparsity)
+    if not SPARSE < start < sparsity:
         start = 0.0
     if mode == "one-shot":
         if stages not in (None, 1) or kind not in ("exponential", "one-shot"):

@@ -1,14 +1,16 @@
 """How a batch from the user's DataLoader becomes a call of the user's model.
 
 A batch may be a tensor, (inputs, targets), (inputs,), or a mapping of keyword arguments. Anything else
-works through a `forward(model, batch) -> outputs` of your own. Targets are used to check labels and to
-find ignored positions; the true Fisher never reads them.
+works through a `forward(model, batch) -> outputs` of your own. Targets are used to find ignored positions;
+the true Fisher never reads them, and what does not fit the outputs is not taken for targets.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +25,19 @@ _TARGET_KEYS = ("labels", "label", "targets", "target")
 def default_forward(model: nn.Module, batch: Any) -> Tensor:
     """Call the model on the inputs of a batch; its output tensor (the logits where there are several)."""
     inputs = inputs_of(batch)
-    outputs = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    if not isinstance(inputs, Mapping):
+        return output_tensor(model(inputs))
+    try:
+        outputs = model(**inputs)
+    except TypeError as error:
+        refused = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if refused is None or refused[1] not in inputs:
+            raise
+        raise ValueError(
+            f"the model takes no argument {refused[1]!r}, which a batch has: all keys are arguments, except "
+            f"for targets, which must be called {', '.join(_TARGET_KEYS[:-1])} or {_TARGET_KEYS[-1]}; "
+            "pass forward=lambda model, batch: ... to say how the model is called"
+        ) from error
     return output_tensor(outputs)
 
 
@@ -85,14 +99,56 @@ def output_tensor(outputs: Any) -> Tensor:
 
 
 def batch_size(batch: Any) -> int:
-    """The length of the first dimension of the first tensor in a batch."""
-    for tensor in _tensors(batch):
-        if tensor.dim() > 0:
-            if len(tensor) == 0:
-                raise ValueError(f"a batch must not be empty, got a tensor of shape {tuple(tensor.shape)}")
-            return len(tensor)
+    """How many examples a batch has: the length of its targets, or else of its inputs.
+
+    Where tensors differ in length, a length that is also a later dimension of another tensor is taken for
+    that of a sequence, as in {"mask": [time, time], "x": [batch, time, features]}; of the others the most
+    frequent counts, and then the first.
+    """
+    distinct = {id(tensor): tensor for tensor in _tensors(batch)}  # one that is there twice counts once
+    tensors = [tensor for tensor in distinct.values() if tensor.dim() > 0]
+    if not tensors:
+        raise ValueError(
+            f"a batch must hold at least one tensor with a batch dimension, got {type(batch).__name__}"
+        )
+    counts = Counter(map(len, tensors))  # in the order of their first appearance
+    targets = targets_of(batch)
+    if targets is not None and targets.dim() > 0 and counts[len(targets)] > 1:
+        size = len(targets)
+    else:
+        inner = {n: any(n in t.shape[1:] for t in tensors if len(t) != n) for n in counts}
+        size = min(counts, key=lambda n: (n == 0, inner[n], -counts[n]))
+    if size == 0:
+        empty = next(tensor for tensor in tensors if len(tensor) == 0)
+        raise ValueError(f"a batch must not be empty, got a tensor of shape {tuple(empty.shape)}")
+    return size
+
+
+def is_ambiguous(batch: Any) -> bool:
+    """Whether the lengths of a batch's tensors may be something else than its number of examples.
+
+    Several tensors in a list are as many inputs, or as many examples; only the outputs tell.
+    """
+    parts = isinstance(batch, (tuple, list)) and len(batch) > 2
+    return parts or len({len(tensor) for tensor in _tensors(batch) if tensor.dim() > 0}) > 1
+
+
+def check_parts(batch: Any, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
+    """An error where the outputs of a batch's parts do not make up those of the batch; all are shapes.
+
+    They must add up along some dimension, which need not be the first, nor as long as the batch: outputs may
+    have time first, or be tokens in a row.
+    """
+    fits = [len(part) == len(whole) for part in parts]
+    if all(fits) and any(sum(part[d] for part in parts) == n for d, n in enumerate(whole)):
+        return
+    shapes = sorted({tuple(tensor.shape) for tensor in _tensors(batch)})
+    inputs, made = ", ".join(map(str, shapes[:4])), ", ".join(str(tuple(part)) for part in parts[:4])
     raise ValueError(
-        f"a batch must hold at least one tensor with a batch dimension, got {type(batch).__name__}"
+        f"a batch of tensors {inputs} was taken for {batch_size(batch)} examples and cut in {len(parts)}, "
+        f"but the outputs of the parts, {made}, do not make up those of the whole, {tuple(whole)}: examples "
+        "must be the first dimension of the inputs (stack lists of examples in the loader; batch_first=True "
+        "for recurrent networks)"
     )
 
 
@@ -104,7 +160,7 @@ def slice_batch(batch: Any, start: int, stop: int) -> Any:
     size, targets = batch_size(batch), targets_of(batch)
     if targets is not None and targets.dim() > 0 and len(targets) != size and (start, stop) != (0, size):
         raise ValueError(
-            f"the first tensor of a batch has the length {size} and its targets {len(targets)}: the examples "
+            f"the inputs of a batch have the length {size} and its targets {len(targets)}: the examples "
             "must come first in both (batch_first=True for recurrent networks)"
         )
 

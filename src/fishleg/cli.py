@@ -384,8 +384,9 @@ NETWORKS = ("unstructured", "semi_structured")
 @click.argument("figure", type=click.Choice(["init", "estimation", "ablation", "claims", "layer", *NETWORKS]))
 @click.option("--out", "-o", default="paper-out", show_default=True, type=click.Path(path_type=Path))
 @click.option("--smoke", is_flag=True, help="A version of a few seconds, to see that it works.")
-@click.option("--config", help="For the networks: a TOML file, or cifar10 (default; -preset, -obs16, -short, "
-              "-wide), tiny-imagenet (-preset, -obs16), full-cifar10, full-tiny-imagenet")  # fmt: skip
+@click.option("--config", help="For the networks: a TOML file, or cifar10 (default; -preset, -obs16, "
+              "-short), tiny-imagenet (-preset, -obs16), full-cifar10 (-ours), full-tiny-imagenet "
+              "(-ours)")  # fmt: skip
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Where the datasets are [$FISHLEG_DATA, ./data]."
 )
@@ -423,7 +424,8 @@ def reproduce(figure: str, out: Path, smoke: bool, **networks: Any) -> None:
     except KeyboardInterrupt:
         raise Interrupted("stopped; what was finished is kept, and the same command goes on") from None
     config = "smoke" if smoke else Path(given.get("config", "cifar10")).stem
-    click.echo(out / (f"{figure}-{config}.png" if figure in NETWORKS else f"{figure}.png"))
+    named = [out / f"{figure}-{config}.png"] if figure in NETWORKS else sorted(out.glob(f"{figure}*.png"))
+    click.echo("\n".join(map(str, named)))
 
 
 @main.command()

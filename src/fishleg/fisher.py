@@ -18,7 +18,16 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fishleg.batches import Forward, batch_size, default_forward, map_tensors, slice_batch, targets_of
+from fishleg.batches import (
+    Forward,
+    batch_size,
+    check_parts,
+    default_forward,
+    is_ambiguous,
+    map_tensors,
+    slice_batch,
+    targets_of,
+)
 from fishleg.likelihoods import Likelihood
 
 Tensors = dict[str, Tensor]
@@ -138,23 +147,30 @@ def sample_h(
         if vectorize:
             samples = _vectorized_h(model, batch, likelihood, parameters, groups, generator, forward)
         else:
-            bounds = [size * i // groups for i in range(groups + 1)]
-            parts = [
+            bounds = list(pairwise(size * i // groups for i in range(groups + 1)))
+            drawn = [
                 _one_h(model, slice_batch(batch, a, b), likelihood, parameters, generator, forward)
-                for a, b in pairwise(bounds)
+                for a, b in bounds
             ]
+            parts, shapes = [h for h, _ in drawn], [shape for _, shape in drawn]
+            rows = [shape[0] for shape in shapes]
+            if groups > 1 and is_ambiguous(batch) and rows != [b - a for a, b in bounds]:
+                with torch.no_grad():
+                    check_parts(batch, forward(model, batch).shape, shapes)
             samples = {name: torch.stack([part[name] for part in parts]) for name in parameters}
     _check_finite(samples)
     return samples
 
 
-def _counted(likelihood: Likelihood, f: Tensor, batch: Any) -> tuple[Tensor | None, int]:
-    """Check f and the batch's labels; 0/1 over f's units (None: all count), and how many count."""
-    targets = targets_of(batch)
-    likelihood.check(f, targets)
-    if not bool(torch.isfinite(f).all()):
+def counted(likelihood: Likelihood, f: Tensor, batch: Any) -> tuple[Tensor | None, int]:
+    """Check f; 0/1 over f's units (None: all count), and how many count.
+
+    The true Fisher needs no labels. Those of the batch tell which positions are ignored, where they fit f.
+    """
+    likelihood.check(f, None)
+    if not likelihood.finite(f):
         raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
-    valid = likelihood.valid(f, targets)
+    valid = likelihood.valid(f, targets_of(batch))
     if valid is None:
         return None, likelihood.units(f)
     if not bool(valid.any()):
@@ -169,15 +185,17 @@ def _one_h(
     parameters: Mapping[str, nn.Parameter],
     generator: torch.Generator | None,
     forward: Forward,
-) -> Tensors:
+) -> tuple[Tensors, torch.Size]:
+    """One h, and the shape of the outputs that it comes from."""
     with torch.enable_grad():
         f = forward(model, batch)
-        valid, units = _counted(likelihood, f, batch)
+        valid, units = counted(likelihood, f, batch)
         c = likelihood.cotangent(f, generator) * (1 if valid is None else valid)
         gradients = torch.autograd.grad(
             f, list(parameters.values()), grad_outputs=c / units**0.5, allow_unused=True
         )
-    return {name: dense_gradient(p, g) for (name, p), g in zip(parameters.items(), gradients, strict=True)}
+    h = {name: dense_gradient(p, g) for (name, p), g in zip(parameters.items(), gradients, strict=True)}
+    return h, f.shape
 
 
 def dense_gradient(p: Tensor, g: Tensor | None) -> Tensor:
@@ -209,7 +227,7 @@ def _vectorized_h(
         raise ValueError(f"vectorize needs a batch size divisible by groups, got {size} and {groups}")
     with torch.no_grad():
         f = forward(model, batch)
-        valid, units = _counted(likelihood, f, batch)
+        valid, units = counted(likelihood, f, batch)
         c = likelihood.cotangent(f, generator)
     if valid is not None:
         raise ValueError("vectorize does not support ignored positions; use vectorize=False")
@@ -256,7 +274,7 @@ def fisher_product(
     with frozen_statistics(model), _plain_attention():
         tangents = ({name: v[name] for name in parameters},)
         f, f_v, *_ = torch.func.jvp(outputs, (parameters,), tangents)
-        valid, units = _counted(likelihood, f, batch)
+        valid, units = counted(likelihood, f, batch)
         t = likelihood.output_fisher(f, f_v) * (1 if valid is None else valid)
         product: Tensors = torch.func.vjp(outputs, parameters)[1](t / units)[0]
     _check_finite(product)

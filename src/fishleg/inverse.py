@@ -59,6 +59,7 @@ class InverseFisher(nn.Module):
         self._keys = {name: "/" + name.replace(".", "/") for name in self.layers}
         self._operators = nn.ModuleDict({self._keys[name]: operators[name] for name in self.layers})
         self._masks: dict[str, Tensor] = {}
+        self._seen: dict[str, Tensor] = {}  # by layer that is a table: rows that have had a gradient sample
         self.notes: dict[str, str] = {}
 
     @classmethod
@@ -121,13 +122,30 @@ class InverseFisher(nn.Module):
         return self._masks.get(name)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameter-shaped tensors by parameter name → packed tensors by layer name, in Q's dtype."""
+        """Parameter-shaped tensors by parameter name → packed tensors by layer name, in Q's dtype.
+
+        Samples [groups, *shape] of a table tell which of its rows occur, see `unseen`.
+        """
         packed = {}
         for name, layer in self.layers.items():
             if all(part in tensors for part in layer.names):
                 value = layer.pack(tensors)
                 packed[name] = value.to(self.reference(name).dtype) if value.is_floating_point() else value
+                if layer.is_table and value.dim() == 3:
+                    rows = (value != 0).any(2).any(0)
+                    self._seen[name] = rows | self._seen[name] if name in self._seen else rows
         return packed
+
+    def unseen(self, name: str) -> Tensor | None:
+        """Rows of an embedding that Q knows nothing of, as none of its samples looked them up; None: no such.
+
+        Padding is not among them: it never has a gradient.
+        """
+        if name not in self._seen:
+            return None
+        rows = ~self._seen[name]
+        rows[list(self.layers[name].held)] = False
+        return rows if bool(rows.any()) else None
 
     def unpack(self, packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `pack`."""
@@ -147,6 +165,10 @@ class InverseFisher(nn.Module):
             name: operators[name].damped_matvec(v, extra) if extra else operators[name].matvec(v)
             for name, v in packed.items()
         }
+        for name, product in products.items():
+            if (still := self.layers[name].held_rows(product.device)) is not None:
+                # padding has no gradient, and Q must not lend it that of other rows
+                products[name] = product.masked_fill(still & (packed[name] == 0), 0)
         result = self.unpack(products)
         return {name: value.to(tensors[name].dtype) for name, value in result.items()}
 
@@ -210,16 +232,21 @@ class InverseFisher(nn.Module):
         return "\n".join(rows)
 
     def get_extra_state(self) -> dict[str, Any]:
-        return {"masks": dict(self._masks)}
+        return {"masks": dict(self._masks), "seen": dict(self._seen)}
 
     def set_extra_state(self, state: Any) -> None:
-        masks = state["masks"].items()
-        self._masks = {name: mask.to(self.reference(name).device) for name, mask in masks}
+        self._masks, self._seen = dict(state["masks"]), dict(state.get("seen", {}))
+        self._follow()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InverseFisher:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._masks = {name: mask.to(self.reference(name).device) for name, mask in self._masks.items()}
+        self._follow()
         return self
+
+    def _follow(self) -> None:
+        """Put what is no tensor of a module where Q is."""
+        for found in (self._masks, self._seen):
+            found.update({name: rows.to(self.reference(name).device) for name, rows in found.items()})
 
     def reference(self, name: str) -> Tensor:
         """A tensor of the layer's Q block, for its dtype and device."""

@@ -13,8 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg.batches import Forward, default_forward, targets_of
-from fishleg.fisher import can_use_batch_statistics, frozen_statistics, uncompiled, widened
+from fishleg.batches import Forward, default_forward
+from fishleg.fisher import (
+    AllIgnoredError,
+    can_use_batch_statistics,
+    counted,
+    frozen_statistics,
+    uncompiled,
+    widened,
+)
 from fishleg.layers import Layer
 from fishleg.likelihoods import Likelihood
 
@@ -57,16 +64,16 @@ def kfac_factors(
         for batch in batches:
             by_batch = batch_statistics and can_use_batch_statistics(model, batch)
             with uncompiled(), frozen_statistics(model, batch_statistics=by_batch), torch.enable_grad():
+                calls.clear()
                 f = forward(model, batch)
-                likelihood.check(f, targets_of(batch))
-                valid = likelihood.valid(f, targets_of(batch))
-                if valid is not None and not bool(valid.any()):
+                try:
+                    valid, units = counted(likelihood, f, batch)
+                except AllIgnoredError:
                     continue
                 count += 1
-                c, units = likelihood.cotangent(f, generator), likelihood.units(f)
+                c = likelihood.cotangent(f, generator)
                 if valid is not None:  # ignored positions have no curvature
-                    c = c * valid.unsqueeze(getattr(likelihood, "class_dim", -1))
-                    units = int(valid.sum())
+                    c = c * valid
                 outputs = [output for found in calls.values() for _, output in found]
                 examples, tokens = len(f), units / len(f)
                 drawn = iter(torch.autograd.grad(f, outputs, c, allow_unused=True) if outputs else ())
@@ -80,7 +87,6 @@ def kfac_factors(
                     sides = _sides(rows, layer.bias is not None, examples)
                     old = totals.get(name)
                     totals[name] = sides if old is None else [x + y for x, y in zip(old, sides, strict=True)]
-                calls.clear()
     finally:
         for handle in handles:
             handle.remove()

@@ -24,6 +24,8 @@ class Layer:
     names: tuple[str, ...]  # (weight,), (weight, bias), or every vector parameter
     shapes: tuple[tuple[int, ...], ...]
     is_matrix: bool
+    is_table: bool = False  # rows are looked up, and by embeddings alone: others have no gradient
+    held: tuple[int, ...] = ()  # rows that nothing may move: an embedding's padding
 
     @property
     def weight(self) -> str:
@@ -51,6 +53,14 @@ class Layer:
     def kernel(self) -> int:
         """Kernel positions of a convolution; 1 for a linear layer."""
         return torch.Size(self.shapes[0][2:]).numel()
+
+    def held_rows(self, device: torch.device) -> Tensor | None:
+        """[n_out, 1], True for the rows that are held; None where there are none."""
+        if not self.held:
+            return None
+        rows = torch.zeros(self.shape[0], 1, dtype=torch.bool, device=device)
+        rows[list(self.held)] = True
+        return rows
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Gather this layer's tensors into [..., *shape]; leading batch dimensions are kept."""
@@ -114,12 +124,22 @@ def zero_rows_(vectors: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> Non
         vectors[name][:, rows[name].to(vectors[name].device)] = 0
 
 
+def _users(model: nn.Module) -> dict[int, list[nn.Module]]:
+    """The modules that have each parameter as their own, by its id."""
+    users: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            users.setdefault(id(p), []).append(module)
+    return users
+
+
 def find_layers(model: nn.Module) -> list[Layer]:
     """Every trainable parameter of the model in exactly one layer; shared parameters are counted once.
 
     Matrices come first, in the model's order; all other parameters form one layer per device and dtype.
     """
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    users = _users(model)
     claimed: set[int] = set()
     layers: list[Layer] = []
     for module_name, module in model.named_modules():
@@ -138,7 +158,18 @@ def find_layers(model: nn.Module) -> list[Layer]:
             # A module of one matrix lends its name; of several, the weights' own names tell them apart.
             name = module_name if module_name and len(matrices) == 1 else names[id(weight)]
             shapes = tuple(tuple(part.shape) for part in parts)
-            layers.append(Layer(name, tuple(names[id(part)] for part in parts), shapes, is_matrix=True))
+            tables = [user for user in users[id(weight)] if isinstance(user, (nn.Embedding, nn.EmbeddingBag))]
+            padding = {user.padding_idx for user in tables if user.padding_idx is not None}
+            layers.append(
+                Layer(
+                    name,
+                    tuple(names[id(part)] for part in parts),
+                    shapes,
+                    is_matrix=True,
+                    is_table=len(tables) == len(users[id(weight)]),
+                    held=tuple(sorted(padding)),
+                )
+            )
     rest: dict[tuple[torch.device, torch.dtype], list[nn.Parameter]] = {}
     for p in model.parameters():
         if id(p) in names and id(p) not in claimed:

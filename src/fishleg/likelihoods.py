@@ -66,8 +66,15 @@ class Likelihood(ABC):
         return max(f[..., 0].numel(), 1)
 
     def valid(self, f: Tensor, y: Tensor | None) -> Tensor | None:
-        """Which units of f count (boolean), None for all. Reads where y is, never what it says."""
+        """Which units of f count (boolean), None for all. Reads where y is, never what it says.
+
+        A y that cannot be the targets of f, a second input say, tells nothing: all count.
+        """
         return None
+
+    def finite(self, f: Tensor) -> bool:
+        """Whether p(y|f) is a distribution for every unit: outputs that overflowed make none."""
+        return bool(torch.isfinite(f).all())
 
     def check(self, f: Tensor, y: Tensor | None) -> None:
         """Raise a ValueError that names the value and the rule if f, or y where given, cannot be right."""
@@ -99,7 +106,16 @@ class Categorical(Likelihood):
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         logits = f.movedim(self.class_dim, -1).flatten(0, -2)
-        return functional.cross_entropy(logits, y.flatten(), ignore_index=self.ignore_index)
+        if self._soft(f, y):
+            _check_probabilities(y, "Categorical's soft labels")  # torch takes any numbers for them
+            return functional.cross_entropy(logits, y.movedim(self.class_dim, -1).flatten(0, -2).to(f.dtype))
+        if y.is_floating_point():  # for torch a vector of floats is the probabilities of one example
+            self.check(f, y)
+        return functional.cross_entropy(logits, y.flatten().long(), ignore_index=self.ignore_index)
+
+    def _soft(self, f: Tensor, y: Tensor) -> bool:
+        """Whether y is a probability for each class, as mixup and label smoothing make them."""
+        return y.is_floating_point() and y.shape == f.shape
 
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
         p = f.movedim(self.class_dim, -1).softmax(-1)
@@ -129,10 +145,23 @@ class Categorical(Likelihood):
         return f.numel() // f.shape[self.class_dim]
 
     def valid(self, f: Tensor, y: Tensor | None) -> Tensor | None:
-        if y is None:
+        if y is None or y.is_floating_point() or y.shape != self._units_shape(f) or self._wrong(f, y).numel():
             return None
-        counts = y != self.ignore_index
+        counts = y.long() != self.ignore_index  # a uint8 has no −100 to compare with
         return None if bool(counts.all()) else counts
+
+    def finite(self, f: Tensor) -> bool:
+        """A logit of −inf is a class that cannot be; NaN, +inf, or no class at all leave no probabilities."""
+        return bool(f.softmax(self.class_dim).isfinite().all())
+
+    def _units_shape(self, f: Tensor) -> torch.Size:
+        return f.movedim(self.class_dim, -1).shape[:-1]
+
+    def _wrong(self, f: Tensor, y: Tensor) -> Tensor:
+        """The labels that are neither a class nor ignored."""
+        labels = y.long()
+        outside = (labels < 0) | (labels >= f.shape[self.class_dim])
+        return labels[(labels != self.ignore_index) & outside]
 
     def check(self, f: Tensor, y: Tensor | None) -> None:
         super().check(f, y)
@@ -143,15 +172,18 @@ class Categorical(Likelihood):
             )
         if y is None:
             return
-        expected = f.movedim(self.class_dim, -1).shape[:-1]
+        if self._soft(f, y):
+            _check_probabilities(y, "Categorical's soft labels")
+            return
+        expected = self._units_shape(f)
         if y.is_floating_point() or y.shape != expected:
             raise ValueError(
                 f"Categorical needs integer labels of shape {tuple(expected)} for logits "
                 f"{tuple(f.shape)}, got {_describe(y)}"
+                + (" (soft labels have the shape of the logits)" if y.is_floating_point() else "")
                 + (" (Categorical(class_dim=1) for outputs [batch, classes, ...])" if f.dim() > 2 else "")
             )
-        classes = f.shape[self.class_dim]
-        wrong = y[(y != self.ignore_index) & ((y < 0) | (y >= classes))]
+        classes, wrong = f.shape[self.class_dim], self._wrong(f, y)
         if wrong.numel():
             raise ValueError(
                 f"label {int(wrong[0])} is out of range: labels must be in 0..{classes - 1} "
@@ -162,6 +194,7 @@ class Categorical(Likelihood):
 class Gaussian(Likelihood):
     """y ~ N(f, σ²I) for f [..., outputs]; units are vectors, the nll sums over outputs.
 
+    Of a single number per example, outputs and targets may be [batch] as well as [batch, 1].
     σ is a number or tensor (a parameter that you learn with your own optimizer is fine). With
     `learned_sigma=True` the model predicts it: f holds the means, then as many log σ.
     """
@@ -182,13 +215,12 @@ class Gaussian(Likelihood):
         """½ log 2π + log σ for every output, where σ is not the model's to choose."""
         if self.learned_sigma:
             return None
-        log_sigma = self._mean_and_log_sigma(f.detach())[1]
+        log_sigma = self._mean_and_log_sigma(_columns(f.detach()))[1]
         return float((log_sigma + 0.5 * math.log(2 * math.pi)).sum(-1).mean())
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        mean, log_sigma = self._mean_and_log_sigma(f)
-        if y.shape != mean.shape:  # broadcasting would compare every output with every target
-            raise ValueError(f"Gaussian needs targets of shape {tuple(mean.shape)}, got {_describe(y)}")
+        mean, log_sigma = self._mean_and_log_sigma(_columns(f))
+        y = self._as_mean(mean, y)
         constant = 0.5 * torch.log(torch.tensor(2 * torch.pi, dtype=f.dtype, device=f.device))
         per_output = 0.5 * ((y - mean) * (-log_sigma).exp()).square() + log_sigma + constant
         return per_output.sum(-1).mean()
@@ -206,7 +238,8 @@ class Gaussian(Likelihood):
         return self._root_fisher(f).square() * t
 
     def divergence(self, f: Tensor, reference: Tensor, valid: Tensor | None = None) -> Tensor:
-        (mean, log_sigma), (mean_0, log_sigma_0) = map(self._mean_and_log_sigma, (f, reference))
+        both = _columns(f), _columns(reference)
+        (mean, log_sigma), (mean_0, log_sigma_0) = map(self._mean_and_log_sigma, both)
         scaled = ((mean - mean_0) * (-log_sigma).exp()).square()
         kl = log_sigma - log_sigma_0 + 0.5 * ((2 * (log_sigma_0 - log_sigma)).exp() + scaled - 1)
         return _mean_over(kl.sum(-1), valid)
@@ -216,15 +249,26 @@ class Gaussian(Likelihood):
         precision = (-log_sigma.detach()).exp()
         return torch.cat([precision, torch.full_like(mean, 2**0.5)], -1) if self.learned_sigma else precision
 
-    def check(self, f: Tensor, y: Tensor | None) -> None:
-        super().check(f, y)
-        if self.learned_sigma and f.shape[-1] % 2:
-            raise ValueError(
-                f"learned_sigma needs an even number of outputs (means, log sigmas), got {f.shape[-1]}"
-            )
-        mean = self._mean_and_log_sigma(f)[0]
-        if y is not None and y.shape != mean.shape:
+    def units(self, f: Tensor) -> int:
+        return super().units(_columns(f))
+
+    def _as_mean(self, mean: Tensor, y: Tensor) -> Tensor:
+        """y in the shape of the means; broadcasting would compare every output with every target."""
+        if mean.shape[-1] == 1 and y.shape == mean.shape[:-1]:
+            return y.unsqueeze(-1)
+        if y.shape != mean.shape:
             raise ValueError(f"Gaussian needs targets of shape {tuple(mean.shape)}, got {_describe(y)}")
+        return y
+
+    def check(self, f: Tensor, y: Tensor | None) -> None:
+        super().check(_columns(f), y)
+        if self.learned_sigma and _columns(f).shape[-1] % 2:
+            raise ValueError(
+                "learned_sigma needs an even number of outputs (means, log sigmas), "
+                f"got {_columns(f).shape[-1]}"
+            )
+        if y is not None:
+            self._as_mean(self._mean_and_log_sigma(_columns(f))[0], y)
 
 
 class Bernoulli(Likelihood):
@@ -262,9 +306,7 @@ class Bernoulli(Likelihood):
             return
         if y.shape != f.shape:
             raise ValueError(f"Bernoulli needs targets of shape {tuple(f.shape)}, got {_describe(y)}")
-        wrong = y[~((y >= 0) & (y <= 1))]
-        if wrong.numel():
-            raise ValueError(f"Bernoulli targets must lie in [0, 1], got {float(wrong[0])}")
+        _check_probabilities(y, "Bernoulli targets")
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -289,6 +331,17 @@ def _mean_over(values: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         return values.mean()
     return torch.where(valid, values, torch.zeros_like(values)).sum() / valid.sum().clamp(min=1)
+
+
+def _columns(f: Tensor) -> Tensor:
+    """Outputs [batch], of one number each, as [batch, 1]."""
+    return f.unsqueeze(-1) if torch.is_tensor(f) and f.dim() == 1 else f
+
+
+def _check_probabilities(y: Tensor, what: str) -> None:
+    wrong = y[~((y >= 0) & (y <= 1))]
+    if wrong.numel():
+        raise ValueError(f"{what} must lie in [0, 1], got {float(wrong[0])}")
 
 
 def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -9,9 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fishleg.batches import Forward, batch_size, move_batch, slice_batch, targets_of
+from fishleg.batches import (
+    Forward,
+    batch_size,
+    check_parts,
+    default_forward,
+    move_batch,
+    slice_batch,
+    targets_of,
+)
 from fishleg.fisher import frozen_statistics
 from fishleg.likelihoods import Bernoulli, Categorical, Likelihood
+from fishleg.options import SurgeonOptions
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +50,55 @@ def at_outputs(outputs: Sequence[Tensor], batches: Sequence[Any], likelihood: Li
                 "are maps [batch, classes, height, width], pass likelihood=Categorical(class_dim=1)",
                 tuple(first.shape),
             )
+
+
+def for_batches(
+    model: nn.Module, batch: Any, likelihood: Likelihood, forward: Forward, options: SurgeonOptions
+) -> None:
+    """An error where a part of a batch is no smaller batch, and a word where its targets are no labels."""
+    batch = move_batch(batch, next(model.parameters()).device)
+    with frozen_statistics(model), torch.no_grad():
+        f = forward(model, batch)
+        likelihood.check(f, None)
+        # a learned Q takes several groups of examples from each batch, unless it is told to take one
+        grouped = options.method == "fishleg" and (options.auxiliary is None or options.auxiliary.groups > 1)
+        _check_cut(model, batch, f, forward, 1 if grouped else options.sub_batch)
+    # what comes second may be another input, and only who calls the model knows
+    if forward is not default_forward or (targets := targets_of(batch)) is None:
+        return
+    try:
+        likelihood.check(f, targets)
+    except ValueError as error:
+        logger.warning(
+            "the targets do not fit the outputs and are left out: %s. The true Fisher matrix needs none; "
+            "an empirical one and training do",
+            error,
+        )
+
+
+def _check_cut(model: nn.Module, batch: Any, f: Tensor, forward: Forward, whole: int) -> None:
+    """Compare the outputs f of a batch with those of its halves: Q is learned from parts of batches.
+
+    Those of up to `whole` examples are not cut.
+    """
+    try:
+        size = batch_size(batch)
+    except ValueError:
+        return  # those who have to cut it say so
+    if size <= whole:
+        return
+    shapes = []
+    for start, stop in ((0, size // 2), (size // 2, size)):
+        part = slice_batch(batch, start, stop)
+        try:
+            shapes.append(forward(model, part).shape)
+        except Exception as error:
+            raise ValueError(
+                f"the model cannot be called on examples {start} to {stop - 1} of a batch that was taken for "
+                f"{size} of them: these must be the first dimension of the inputs "
+                f"({type(error).__name__}: {error})"
+            ) from error
+    check_parts(batch, f.shape, shapes)
 
 
 def for_unused(
@@ -115,6 +173,23 @@ def at_prediction(sparsity: float, predicted: float, measured: float | None) -> 
     logger.warning(
         "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: %s",
         sparsity, measured, predicted, verdict,
+    )  # fmt: skip
+
+
+def at_end(sparsity: float, predicted: Sequence[float], measured: float | None) -> None:
+    """Say so when steps that were each too small to be judged have led much further than predicted.
+
+    `predicted` is that of each step, and `measured` the KL to the model before the first. That is about their
+    sum where the steps point in all directions, and more, but rarely by much, where they point in one.
+    """
+    total = sum(predicted)
+    if len(predicted) < 2 or measured is None or measured <= 0.02 or measured <= 5 * total:
+        return
+    logger.warning(
+        "at sparsity %.3f the KL to the outputs before pruning is %.3g, and Q had predicted %.3g for the %d "
+        "steps together: these add up to more than the quadratic model knows of; more samples or another "
+        "damping may help, or training in between (mode='gradual')",
+        sparsity, measured, total, len(predicted),
     )  # fmt: skip
 
 

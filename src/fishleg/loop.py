@@ -25,7 +25,7 @@ from fishleg.distributed import mean_over_processes
 from fishleg.fisher import undisturbed, widened
 from fishleg.inverse import InverseFisher
 from fishleg.likelihoods import Likelihood
-from fishleg.masking import check_owner, renewable_norms, zero_masked
+from fishleg.masking import as_optimizers, check_owner, joined, renewable_norms, zero_masked
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.tuning import OPTIMIZERS, FineTuning
@@ -79,7 +79,7 @@ def gradual(
 
 def attach(
     surgeon: Surgeon,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Iterable[Optimizer],
     sparsities: Sequence[float],
     *,
     every: int,
@@ -89,9 +89,11 @@ def attach(
 ) -> RemovableHandle:
     """Prune from within a training loop of your own, after the optimizer's steps.
 
-    `start` steps go by untouched, the next is followed by the first pruning, then every `every`-th. Zeros
-    last after every step of the optimizer, those that the surgeon has made before included. The surgeon
-    refines a Q of its own: that of a FishLeg optimizer is damped for steps, too much for scores.
+    `start` steps go by untouched, the next is followed by the first pruning, then every `every`-th; one that
+    fails is due again after the next step. Zeros last after every step of the optimizer, those included that
+    the surgeon, or an earlier pruning, has made before. The surgeon refines a Q of its own: that of a FishLeg
+    optimizer is damped for steps, too much for scores. A model that is trained by several optimizers needs
+    all of them here; the steps of the first are counted.
 
     To go on after a restart, load the states of model, surgeon and optimizer, and attach the same schedule
     with the number of steps that were `done`.
@@ -107,24 +109,39 @@ def attach(
             f"after {done} steps {due} of {total} prunings should be done, and "
             f"the surgeon has reached {reached:g}: load its state_dict, or pass the number of steps as done"
         )
-    check_owner(optimizer, map(surgeon.model.get_parameter, surgeon.prunable))
-    surgeon.trains = True
+    optimizers = as_optimizers(optimizer)
+    check_owner(optimizers, surgeon.model, surgeon.prunable)
+    if targets and not surgeon.history:
+        surgeon.check_removes(targets[0])
     surgeon.note_zeros()
+    check_owner(optimizers, surgeon.model, [*surgeon.prunable, *surgeon.elsewhere, *surgeon.masks])
+    surgeon.trains = True
+    first, *others = optimizers
     count = done - start
 
-    def after_step(optimizer: Optimizer, *_: Any) -> None:
+    def after_any(stepped: Optimizer, *_: Any) -> None:
+        if not isinstance(stepped, FishLeg):  # which keeps to masks that it knows by itself
+            _enforce(stepped, surgeon)
+
+    def after_first(stepped: Optimizer, *_: Any) -> None:
         nonlocal count
         count += 1
-        due = bool(targets) and count >= 1 and (count - 1) % every == 0
-        if due:
-            step = surgeon.prune(targets.pop(0), inverse=surgeon.refine(24))
-        if due or not isinstance(optimizer, FishLeg):  # which keeps to masks that it knows by itself
-            _enforce(optimizer, surgeon)
-        if due and on_prune is not None:
+        after_any(stepped)  # Q is refined, and the step measured, at the sparse model
+        if not targets or total - len(targets) >= -(-count // every):
+            return
+        try:
+            step = surgeon.prune(targets[0], inverse=surgeon.refine(24))
+            del targets[0]
+        finally:
+            for each in (stepped, *others):
+                _enforce(each, surgeon)
+        if on_prune is not None:
             on_prune(step)
 
-    _enforce(optimizer, surgeon)
-    return optimizer.register_step_post_hook(after_step)
+    for each in optimizers:
+        _enforce(each, surgeon)
+    hooks = [first.register_step_post_hook(after_first)]
+    return joined(hooks + [each.register_step_post_hook(after_any) for each in others])
 
 
 class Gradual:
@@ -426,7 +443,8 @@ def _enforce(optimizer: Optimizer, surgeon: Surgeon) -> None:
     fits that one much better than the masked one, and the joint compensation takes care of what is removed
     (docs/deviations.md).
     """
-    masks = {**surgeon.elsewhere, **surgeon.masks}
+    found = {} if surgeon.history else surgeon.found
+    masks = {**surgeon.elsewhere, **found, **surgeon.masks}
     if not masks:
         return
     if isinstance(optimizer, FishLeg):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +16,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fishleg.batches import Forward, batch_size, cycle, default_forward, move_batch
-from fishleg.fisher import uncompiled
+from fishleg.fisher import frozen_statistics, uncompiled, widened
 from fishleg.layers import find_layers
+from fishleg.streams import seeded
 
 logger = logging.getLogger(__name__)
+
+SPARSE = 0.01  # with a larger share of zeros than that, a model was pruned before
 
 
 @torch.no_grad()
@@ -44,12 +48,37 @@ def masks_of(model: nn.Module) -> dict[str, Tensor]:
     A row that is gone takes its bias along, where that is zero, too. A tensor that is nothing but zeros was
     not pruned (no layer is emptied) but starts there, as adapters do, and is left free.
     """
+    return _with_biases(model, _weight_masks(model))
+
+
+def pruned_masks(model: nn.Module, prunable: Collection[str]) -> dict[str, Tensor]:
+    """Those of `masks_of` that look like the work of a pruning.
+
+    Unless the `prunable` weights as a whole are sparse, a few zeros in a tensor are chance. And where all
+    other entries are of one size, as in an identity or a Dirac kernel, somebody has made the tensor so.
+    """
+    weights = [model.get_parameter(name) for name in prunable]
+    sparse = sum(int((w == 0).sum()) for w in weights) > SPARSE * sum(w.numel() for w in weights)
+
+    def looks_pruned(name: str, mask: Tensor) -> bool:
+        kept = model.get_parameter(name).detach()[mask].abs()
+        made_so = kept.numel() > 1 and bool(kept.min() == kept.max())
+        return not made_so and (sparse or kept.numel() < (1 - SPARSE) * mask.numel())
+
+    return _with_biases(model, {n: mask for n, mask in _weight_masks(model).items() if looks_pruned(n, mask)})
+
+
+def _weight_masks(model: nn.Module) -> dict[str, Tensor]:
     masks = {
         name: p.detach() != 0 for name, p in model.named_parameters() if p.dim() > 1 and bool((p == 0).any())
     }
     for name in [name for name, mask in masks.items() if not bool(mask.any())]:
         logger.info("%s is all zeros: taken for a start, not for a mask", name)
         del masks[name]
+    return masks
+
+
+def _with_biases(model: nn.Module, masks: dict[str, Tensor]) -> dict[str, Tensor]:
     for layer in find_layers(model):
         if layer.is_matrix and layer.bias is not None and layer.weight in masks:
             gone = ~masks[layer.weight].flatten(1).any(1) & (model.get_parameter(layer.bias) == 0)
@@ -59,32 +88,86 @@ def masks_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def keep_zeros(
-    optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor] | None = None
+    optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, masks: Mapping[str, Tensor] | None = None
 ) -> RemovableHandle:
     """After every step of any torch optimizer: masked weights, and their state, are exactly 0.
 
-    Without masks, the model's present zeros are kept; a model without any is an error.
+    A model that is trained by several optimizers needs all of them here. Without masks, the model's
+    present zeros are kept; a model without any is an error.
     """
+    optimizers = as_optimizers(optimizer)
     masks = masks_of(model) if masks is None else masks
     if not masks:
         raise ValueError("the model has no zeros to keep: prune it first, or pass masks")
-    check_owner(optimizer, _by_parameter(model, masks))
+    _check_masks(model, masks)
+    check_owner(optimizers, model, masks)
 
-    def enforce(optimizer: Optimizer, *_: Any) -> None:
-        zero_masked(optimizer, model, masks)
+    def enforce(stepped: Optimizer, *_: Any) -> None:
+        zero_masked(stepped, model, masks)
 
-    enforce(optimizer)
-    return optimizer.register_step_post_hook(enforce)
+    for each in optimizers:
+        enforce(each)
+    return joined([each.register_step_post_hook(enforce) for each in optimizers])
 
 
-def check_owner(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-    """An error where the optimizer moves none of these parameters: it is another model's then."""
-    moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not any(id(p) in moved for p in parameters):
+def as_optimizers(optimizer: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
+    """One optimizer or several, as a list."""
+    found = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    if not found:
+        raise ValueError("optimizer must be an optimizer or several of them, got an empty sequence")
+    return found
+
+
+def joined(handles: Sequence[RemovableHandle]) -> RemovableHandle:
+    """One handle for all: it removes them together."""
+    return handles[0] if len(handles) == 1 else _Handles(handles)
+
+
+class _Handles(RemovableHandle):
+    def __init__(self, handles: Sequence[RemovableHandle]) -> None:
+        super().__init__(OrderedDict())
+        self.handles = handles
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def _check_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Masks are by parameter name, boolean, and of the parameter's own shape: none is broadcast."""
+    for p, (name, mask) in zip(_by_parameter(model, masks), masks.items(), strict=True):
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"the mask of {name!r} must be a boolean tensor (True = kept), got {found}")
+        if mask.shape != p.shape:
+            raise ValueError(
+                f"the mask of {name!r} must have its shape {tuple(p.shape)}, got {tuple(mask.shape)}"
+            )
+
+
+def check_owner(optimizers: Sequence[Optimizer], model: nn.Module, names: Iterable[str]) -> None:
+    """An error where some of these parameters are trained by none of the optimizers: their zeros would go.
+
+    Frozen ones need no optimizer.
+    """
+    moved = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    trained = {name: p for name in names if (p := model.get_parameter(name)).requires_grad}
+    missing = [name for name, p in trained.items() if id(p) not in moved]
+    if missing and len(missing) == len(trained):
         raise ValueError(
             "the optimizer has none of the model's pruned parameters: it is that of another model; "
             "fishleg.prune returns a copy, which needs an optimizer of its own"
         )
+    if missing:
+        raise ValueError(
+            f"the optimizer does not have {first_few(missing)}, whose zeros another one would fill: pass all "
+            "optimizers of the model as a list, and freeze what none of them trains (requires_grad_(False))"
+        )
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Some names of many, for a message."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def renewable_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -109,16 +192,48 @@ def normalised_by_batch(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
+def norm_inputs(
+    model: nn.Module, batch: Any, forward: Forward = default_forward
+) -> dict[_BatchNorm, list[Tensor]]:
+    """What the renewable BatchNorms get on a batch, in evaluation mode: per channel, Σx and Σx² of each call.
+
+    What the user's code may draw at random is the same each time, and nothing is left changed.
+    """
+    seen: dict[_BatchNorm, list[Tensor]] = {norm: [] for norm in renewable_norms(model)}
+
+    def note(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert isinstance(norm, _BatchNorm)
+        x = widened(args[0] if args else kwargs["input"]).transpose(0, 1).flatten(1)
+        seen[norm].append(torch.stack([x.sum(1), x.square().sum(1)]))
+
+    if not seen:
+        return seen
+    hooks = [norm.register_forward_pre_hook(note, with_kwargs=True) for norm in seen]
+    try:
+        with uncompiled(), frozen_statistics(model), seeded(0):
+            forward(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+@torch.no_grad()
 def refresh_batchnorm(
-    model: nn.Module, loader: Iterable[Any], batches: int = 20, forward: Forward = default_forward
+    model: nn.Module,
+    loader: Iterable[Any],
+    batches: int = 20,
+    forward: Forward = default_forward,
+    only: Collection[nn.Module] | None = None,
 ) -> int:
     """Re-estimate BatchNorm's running statistics on some batches; returns how many layers were refreshed.
 
     Only layers that track statistics change, and in a model that is being trained only those in training
     mode: a BatchNorm in eval mode there is frozen on purpose, and so is one whose parameters are. A batch of
     one example is left out where its channels have a single value. Every module's mode is restored.
+    `only` restricts it to some of them; the others then normalise by the statistics that they have.
     """
-    norms = renewable_norms(model)
+    norms = [norm for norm in renewable_norms(model) if only is None or norm in only]
     if not norms or batches < 1:
         return 0
     device = next(norms[0].buffers()).device

@@ -28,7 +28,7 @@ class SurgeonOptions:
     method: str = "fishleg"
     pattern: Pattern | str = "global"
     compensation: str = "joint"
-    include: Sequence[str] = ()  # regular expressions on parameter names; empty = every matrix
+    include: Sequence[str] = ()  # parameters, modules or regular expressions; empty = every matrix
     exclude: Sequence[str] = ()
     exchanges: int = 12  # rounds that swap kept weights for removed ones worth more (FLS, joint); 0 = never
     exchange_across_layers: bool = True  # False: every layer keeps the number of weights that scores gave it

@@ -11,6 +11,8 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,8 +120,7 @@ class Blocks(Pattern):
         return self.size
 
     def unsuitable(self, shape: tuple[int, ...]) -> str | None:
-        row = torch.Size(shape[1:]).numel()
-        return f"rows of {row} weights are not a multiple of {self.size}" if row % self.size else None
+        return f"{shape[1]} inputs are not a multiple of {self.size}" if shape[1] % self.size else None
 
     def select(self, scores: Mapping[str, Tensor], sparsity: float, floor: float = 0.0) -> Masks:
         return _lowest(scores, sparsity, floor)
@@ -160,6 +161,7 @@ def schedule(kind: str, target: float, steps: int, *, start: float = 0.0) -> lis
     exponential (the paper's): the kept fraction shrinks by the same factor each step; cubic: fast first,
     slow last (Zhu and Gupta); linear; one-shot: a single step.
     """
+    start, target = plain(start), plain(target)
     if not 0 <= start < target < 1:
         raise ValueError(f"sparsities must satisfy 0 <= start < target < 1, got {start} and {target}")
     if steps < 1:
@@ -180,12 +182,24 @@ def check_sparsities(values: list[float]) -> list[float]:
     """An explicit list of sparsities, which must rise strictly within (0, 1)."""
     if not values:
         raise ValueError("a schedule needs at least one sparsity, got an empty list")
-    for i, value in enumerate(values):
-        if not 0 < value < 1:
-            raise ValueError(f"sparsity must be in (0, 1), got {value}")
-        if i and value <= values[i - 1]:
-            raise ValueError(f"sparsities must rise, got {values[i - 1]} before {value}")
-    return list(values)
+    found = [as_sparsity(value) for value in values]
+    for i, value in enumerate(found):
+        if i and value <= found[i - 1]:
+            raise ValueError(f"sparsities must rise, got {found[i - 1]} before {value}")
+    return found
+
+
+def as_sparsity(value: object) -> float:
+    """A number in (0, 1), whoever has made it; anything else is an error."""
+    number = plain(value)
+    if isinstance(number, bool) or not isinstance(number, Real) or not 0 < float(number) < 1:
+        raise ValueError(f"sparsity must be in (0, 1), got {number!r}")
+    return float(number)
+
+
+def plain(value: Any) -> Any:
+    """Python's own numbers and lists in place of NumPy's and torch's."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Masks:
@@ -194,6 +208,7 @@ def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Mask
         raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
     total = sum(s.numel() for s in scores.values())
     count = round(sparsity * total)
+    where = f" in {next(iter(scores))!r}" if len(scores) == 1 else ""
     protected = {}
     for name, s in scores.items():
         keep = min(s.numel(), max(1, math.ceil(floor * s.numel())))
@@ -205,13 +220,13 @@ def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Mask
     available = int((flat < math.inf).sum())
     if count > available:
         raise ValueError(
-            f"cannot remove {count} of {total} (sparsity {sparsity:.4f}): the pattern and the floor "
+            f"cannot remove {count} of {total}{where} (sparsity {sparsity:.4f}): the pattern and the floor "
             f"leave {available} that may go, so at most {available / total:.4f} is possible"
         )
     gone = int((flat == -math.inf).sum())
     if count < gone:
         raise ValueError(
-            f"cannot remove {count} of {total} (sparsity {sparsity:.4f}): {gone} are removed already"
+            f"cannot remove {count} of {total}{where} (sparsity {sparsity:.4f}): {gone} are removed already"
         )
     removed = torch.zeros(total, dtype=torch.bool)
     removed[flat.argsort(stable=True)[:count]] = True

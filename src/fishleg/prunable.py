@@ -30,18 +30,30 @@ def choose(
 ) -> Reasons:
     """For every parameter, None if it will be pruned, else why not.
 
-    `matrices` are those that can be, and the rows of `outputs` are the model's outputs.
+    `matrices` are those that can be, and the rows of `outputs` are the model's outputs. What is included or
+    excluded by the name of a parameter or module is that one alone; all else is a regular expression.
     """
     reasons: Reasons = {}
     parameters = dict(model.named_parameters())
     names = _all_names(model)
+    aliases = {alias for several in names.values() for alias in several}
+    modules = {name for name, _ in model.named_modules(remove_duplicate=False) if name}
+
+    def matches(expression: str, alias: str) -> bool:
+        if expression in aliases:  # as a regular expression, 2.weight would be found in 12.weight, too
+            return alias == expression
+        if expression in modules:
+            return alias.startswith(f"{expression}.")
+        return re.search(expression, alias) is not None
+
     for expression in [*options.include, *options.exclude]:
-        if not any(re.search(expression, alias) for aliases in names.values() for alias in aliases):
+        if not any(matches(expression, alias) for alias in aliases):
             raise ValueError(f"{expression!r} matches no parameter; there are {', '.join(parameters)}")
 
     def named_by(expressions: Sequence[str], name: str) -> bool:
-        return any(re.search(expression, alias) for expression in expressions for alias in names[name])
+        return any(matches(expression, alias) for expression in expressions for alias in names[name])
 
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
     for name, parameter in parameters.items():
         included = named_by(options.include, name)
         if not parameter.requires_grad:
@@ -54,6 +66,8 @@ def choose(
             reasons[name] = "excluded"
         elif pattern.whole_rows and name in outputs and not included:
             reasons[name] = "rows of an output layer are the model's outputs (include it to prune them)"
+        elif pattern.whole_rows and id(parameter) in tables and not included:
+            reasons[name] = "rows of an embedding are words (include it to prune them)"
         else:
             reasons[name] = pattern.unsuitable(tuple(parameter.shape))
     return reasons
@@ -142,7 +156,7 @@ def _last_weight(module: nn.Module, weight: Tensor) -> Tensor:
 
 def tell_what_is_left_out(model: nn.Module, reasons: Mapping[str, str | None]) -> None:
     """Say so when most of the model cannot be pruned: the sparsity is that of the rest."""
-    chosen = ("frozen", "excluded", "not included")  # that was the user's wish
+    chosen = ("excluded", "not included")  # that was the user's wish; to freeze is to wish something else
     sizes = {name: model.get_parameter(name).numel() for name, why in reasons.items() if why not in chosen}
     pruned, total = sum(size for name, size in sizes.items() if reasons[name] is None), sum(sizes.values())
     if pruned < total / 2:

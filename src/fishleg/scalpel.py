@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,8 @@ from fishleg.obs import (
 )
 from fishleg.options import SurgeonOptions
 from fishleg.patterns import Masks, Pattern
+
+logger = logging.getLogger(__name__)
 
 # Conjugate gradients within a round of exchanges. On ResNet20, at 50 to 95 %, so few end at a loss increase
 # that is up to 4 % below that of 50, in a third of the time.
@@ -65,18 +69,15 @@ class Scalpel:
             scores = row_saliency(packed, operator)
             gone = None if old is None else ~old.flatten(1).any(1)
         elif self.pattern.group_size:
-            n_out, n_in = self.weight(name).flatten(1).shape
-            index = torch.arange(n_in, device=packed.device) + packed.shape[1] * torch.arange(
-                n_out, device=packed.device
-            ).unsqueeze(1)
-            groups = index.view(-1, self.pattern.group_size)
-            scores = group_saliency(packed, operator, groups)
-            gone = None if old is None else ~old.view(-1, self.pattern.group_size).any(1)
+            index = torch.arange(packed.numel(), device=packed.device).view(packed.shape)
+            scores = group_saliency(packed, operator, self.grouped(layer.unpack(index)[name]))
+            gone = None if old is None else ~self.grouped(old).any(1)
         else:
             scores = layer.unpack(saliency(packed, operator))[name]
             gone = None if old is None else ~old
         if not bool(torch.isfinite(scores).all()):
             raise ValueError(f"non-finite saliency in {name!r}")
+        scores = _padding_last(layer, scores)
         return scores if gone is None else scores.masked_fill(gone, -torch.inf)
 
     def _packed(self, layer: Layer, q: InverseFisher) -> Tensor:
@@ -89,9 +90,16 @@ class Scalpel:
         weight = self.weight(name)
         if self.pattern.whole_rows:
             return mask.view(-1, *[1] * (weight.dim() - 1)).expand_as(weight).clone()
-        if self.pattern.group_size:
-            return mask.unsqueeze(-1).expand(-1, self.pattern.group_size).reshape(weight.shape)
+        if size := self.pattern.group_size:
+            positions = weight.shape[0], weight.shape[1] // size, *weight.shape[2:]
+            return mask.view(positions).repeat_interleave(size, dim=1)
         return mask
+
+    def grouped(self, tensor: Tensor) -> Tensor:
+        """A weight's entries [count, size]: neighbouring inputs, for each kernel position, as in N:M."""
+        assert self.pattern.group_size is not None
+        groups: Tensor = tensor.unflatten(1, (-1, self.pattern.group_size))
+        return groups.movedim(2, -1).flatten(0, -2)
 
     @property
     def exchanges(self) -> bool:
@@ -136,6 +144,7 @@ class Scalpel:
                 result = compensate(w, operators[name], removed, iterations=_ROUND_ITERATIONS, settle=False)
                 predicted += result.predicted
                 values = layer.unpack(exchange_scores(w, curvatures[name], removed, result))[name]
+                values = _padding_last(layer, values)
                 gone = zeros[name] | ~old[name] if name in old else zeros[name]
                 scores[name] = values.masked_fill(gone, -torch.inf)
             return predicted, scores
@@ -155,6 +164,7 @@ class Scalpel:
         predicted = 0.0
         new: dict[str, Tensor] = {}
         for name, mask in masks.items():
+            self._tell_of_unseen(q, name, mask)
             layer, w, result = self._compensated(q, name, mask)
             predicted += result.predicted
             for part, value in layer.unpack(w + result.delta).items():
@@ -171,7 +181,26 @@ class Scalpel:
     def _compensated(self, q: InverseFisher, name: str, mask: Tensor) -> tuple[Layer, Tensor, Compensation]:
         layer = self.layers[name]
         w, removed = self._packed(layer, q), self._removed(q, name, mask)
-        return layer, w, compensate(w, q.operator(layer.name), removed, self.options.compensation)
+        result = compensate(w, q.operator(layer.name), removed, self.options.compensation)
+        still, unseen = layer.held_rows(w.device), q.unseen(layer.name)
+        if unseen is not None:
+            still = unseen.unsqueeze(1) if still is None else still | unseen.unsqueeze(1)
+        if still is not None:  # such rows have no curvature: what moves them is Q's noise
+            result = replace(result, delta=result.delta.masked_fill(still & ~removed, 0))
+        return layer, w, result
+
+    def _tell_of_unseen(self, q: InverseFisher, name: str, mask: Tensor) -> None:
+        """Say so when words go because the data lack them, the first time that any of their weights does."""
+        rows = q.unseen(self.layers[name].name)
+        if rows is None or bool((self.weight(name)[rows] == 0).any()) or bool(mask[rows].all()):
+            return
+        logger.warning(
+            "%d of the %d rows of %s never occurred in the samples: curvature is zero there, so that their "
+            "weights look free (%.0f %% of them go now, and %.0f %% of the others), and they are not "
+            "compensated. Where these words matter, take data or samples that have them, or exclude %s",
+            int(rows.sum()), len(rows), name,
+            100 * float((~mask[rows]).float().mean()), 100 * float((~mask[~rows]).float().mean()), name,
+        )  # fmt: skip
 
     def _removed(self, q: InverseFisher, name: str, mask: Tensor) -> Tensor:
         """What a mask removes of the weight's layer, packed; of a restricted Q, what goes now."""
@@ -196,3 +225,15 @@ class Scalpel:
 
     def weight(self, name: str) -> Tensor:
         return self.model.get_parameter(name)
+
+
+def _padding_last(layer: Layer, scores: Tensor) -> Tensor:
+    """Scores with those of an embedding's padding, where it is not zero, raised to the highest.
+
+    It has no gradient, and looks free; the outputs depend on it all the same.
+    """
+    still = layer.held_rows(scores.device)
+    if still is None:
+        return scores
+    rows = scores.reshape(layer.shape[0], -1)
+    return rows.masked_fill(still & (rows > 0), float(rows.max())).view(scores.shape)

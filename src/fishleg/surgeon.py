@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from fishleg import looks, prunable
@@ -26,9 +27,16 @@ from fishleg.fisher import undisturbed
 from fishleg.inverse import InverseFisher
 from fishleg.layers import find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
-from fishleg.masking import masks_of, normalised_by_batch, refresh_batchnorm
+from fishleg.masking import (
+    SPARSE,
+    first_few,
+    norm_inputs,
+    normalised_by_batch,
+    pruned_masks,
+    refresh_batchnorm,
+)
 from fishleg.options import SurgeonOptions
-from fishleg.patterns import Masks, as_pattern, check_sparsities
+from fishleg.patterns import Masks, as_pattern, as_sparsity, check_sparsities
 from fishleg.scalpel import Scalpel
 from fishleg.warmstart import AuxiliaryOptions
 from fishleg.yardstick import Yardstick
@@ -100,6 +108,7 @@ class Surgeon:
         prunable.tell_what_is_left_out(model, self.reasons)
         self.masks: Masks = {}
         self.elsewhere: Masks = {}  # zeros of what is not pruned, for training to keep
+        self.found: Masks = {}  # and those of what is, until the first pruning
         self.history: list[PruneStep] = []
         self.on_q: Callable[[AuxStats], None] | None = None  # sees every step of Q's learning
         measured = self.options.measure_batches
@@ -128,9 +137,38 @@ class Surgeon:
         return sum(int((w.flatten(1).all(1) if rows else w).sum()) for w in weights) / self._count
 
     def note_zeros(self) -> None:
-        """Remember the zeros of layers that are not pruned this time, before training could fill them."""
+        """Remember the zeros that an earlier pruning has left, before training could fill them."""
         own = {part for name in self.prunable for part in self.layers[name].names}
-        self.elsewhere = {name: mask for name, mask in masks_of(self.model).items() if name not in own}
+        masks = pruned_masks(self.model, self.prunable)
+        self.elsewhere = {name: mask for name, mask in masks.items() if name not in own}
+        self.found = {name: mask for name, mask in masks.items() if name in own}
+        held = [name for name in self.elsewhere if self.model.get_parameter(name).requires_grad]
+        if held:
+            logger.warning(
+                "the zeros of %s are taken for pruned and will be kept, although these are not pruned now",
+                first_few(held),
+            )
+
+    def check_removes(self, sparsity: float) -> None:
+        """An error where all that it asks for is zero already: compensation would only fill the others."""
+        present = self.share_of_zeros
+        if present <= SPARSE:
+            return
+        scores = {name: self.model.get_parameter(name).detach().abs() for name in self.prunable}
+        scores = {name: s.nan_to_num(1.0) for name, s in scores.items()}  # what is NaN is told elsewhere
+        if self.pattern.whole_rows:
+            scores = {name: s.flatten(1).amax(1) for name, s in scores.items()}
+        elif self.pattern.group_size:
+            scores = {name: self.scalpel.grouped(s).amax(1) for name, s in scores.items()}
+        masks = self.pattern.select(scores, sparsity)
+        if any(bool(scores[name][~mask].any()) for name, mask in masks.items()):
+            return
+        same = round(sparsity * self._count) == round(present * self._count)
+        raise ValueError(
+            f"a sparsity of {sparsity:g} (pattern {self.options.pattern}) removes nothing: {present:.4f} of "
+            f"the prunable {'rows' if self.pattern.whole_rows else 'weights'} are zero already"
+            f"{', as many, to within a rounding' if same else ''}; ask for more, or only train (keep_zeros)"
+        )
 
     def check_targets(self, sparsities: Sequence[float]) -> list[float]:
         """A schedule as a list; an error where it does not rise, or pattern and floor forbid its end."""
@@ -252,8 +290,7 @@ class Surgeon:
         (`refine` auxiliary steps): a quadratic model holds better over a small change. A Q that is not
         learned would have to be estimated anew each time; with it there is one cut.
         """
-        if not 0 < sparsity < 1:
-            raise ValueError(f"sparsity must be in (0, 1), got {sparsity}")
+        sparsity = as_sparsity(sparsity)
         rises = not self.history or sparsity > self.history[-1].target
         if sparsity <= self.sparsity and not (rises and self._rounds_to(sparsity)):
             raise ValueError(f"sparsity {sparsity} is not above the present {self.sparsity:.4f}")
@@ -266,8 +303,13 @@ class Surgeon:
             batches = self.yardstick.batches or [next(cycle(self.loader))]
             looks.at_outputs(before, batches, self.likelihood)
             if self.options.method != "magnitude":
+                looks.for_batches(self.model, batches[0], self.likelihood, self.forward, self.options)
                 looks.for_unused(self.model, self.prunable, batches, self.forward, self.options.sub_batch)
         zeros = {name: self.scalpel.weight(name) == 0 for name in self.prunable}
+        for name, zero in zeros.items():
+            if (held := self.layers[name].held_rows(zero.device)) is not None:
+                zero &= ~held  # padding is zero for good
+        inputs = self._norm_inputs()
         q = inverse or self.estimate()
         cuts = cuts if self.learning is not None else 1
         if cuts > 1:
@@ -280,7 +322,8 @@ class Surgeon:
             self.masks = {**self.masks, **new, **self.scalpel.bias_masks(new)}
             if self.options.batchnorm_batches and not (left and self._refines_by_batch):
                 unrenewed = None if left else self.yardstick.moved(before)
-                refresh_batchnorm(self.model, self.loader, self.options.batchnorm_batches, self.forward)
+                count, moved = self.options.batchnorm_batches, self._moved_norms(inputs)
+                refresh_batchnorm(self.model, self.loader, count, self.forward, moved)
             take_from_first(self.model, [*self.masks.values(), *self.model.state_dict().values()])
             if self.learning is not None:
                 self.learning.leave_out(self.masks)
@@ -301,6 +344,28 @@ class Surgeon:
         looks.at_loose_zeros(loose, step.sparsity, str(self.options.pattern))
         self.history.append(step)
         return step
+
+    def _norm_inputs(self) -> dict[_BatchNorm, list[Tensor]]:
+        """What BatchNorms get on a batch that is kept for measuring; nothing where there is none."""
+        if not self.options.batchnorm_batches or not self.yardstick.batches:
+            return {}
+        return norm_inputs(self.model, self.yardstick.batches[0], self.forward)
+
+    def _moved_norms(self, before: Mapping[_BatchNorm, list[Tensor]]) -> list[_BatchNorm] | None:
+        """Those that get something else than before; None, which is all of them, where nobody can tell.
+
+        The statistics of the others still hold, and the loader's first batches know them less well.
+        """
+        if not before:
+            return None
+        now = self._norm_inputs()
+        same = [  # one that was not called, on this batch, may be on others
+            bool(old) and len(old) == len(now[norm]) and all(map(torch.equal, old, now[norm]))
+            for norm, old in before.items()
+        ]
+        flags = torch.tensor(same, device=next(self.model.parameters()).device)
+        take_from_first(self.model, [flags])  # a SyncBatchNorm waits for all processes
+        return [norm for norm, flag in zip(before, flags.tolist(), strict=True) if not flag]
 
     def select(self, q: InverseFisher, sparsity: float, *, only: Sequence[str] | None = None) -> Masks:
         """Masks of the given sparsity from the scores of Q; removed weights stay removed.

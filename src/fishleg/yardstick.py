@@ -45,7 +45,7 @@ class Yardstick:
         self.choose()
         with frozen_statistics(self.model):
             outputs = [widened(self.forward(self.model, batch)) for batch in self.batches]
-        if not all(bool(torch.isfinite(f).all()) for f in outputs):
+        if not all(map(self.likelihood.finite, outputs)):
             raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
         return outputs
 

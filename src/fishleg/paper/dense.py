@@ -104,7 +104,13 @@ def _read_dense(path: Path, device: str) -> dict[str, Any] | None:
     """The state of a finished or stopped training."""
     if not path.exists():
         return None
-    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        if not {"model", "curve"} <= state.keys():
+            raise ValueError("it has no model and curve")
+    except Exception as error:  # torch tells damage in many ways
+        raise ValueError(f"{path} cannot be read ({type(error).__name__}): remove it, and the dense model is "
+                         "trained anew") from error  # fmt: skip
     return state
 
 

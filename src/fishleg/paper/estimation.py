@@ -44,8 +44,8 @@ from fishleg.warmstart import AuxiliaryOptions
 
 NAME = "estimation"
 PANELS = ("diagonal", "block", "kronecker")
-PAPER = "paper, Q₀ = I/γ"
-PAPER_BEST = "paper, Q₀ = I n/Tr(F_γ)"
+PAPER = "paper, triangular from I/γ"
+PAPER_BEST = "paper, square from I n/Tr(F_γ)"
 FULL = (PAPER, PAPER_BEST, "ours")
 ISOTROPIC, AIMED = "paper, isotropic u", "paper, u ~ N(0, F⁻¹)"
 OURS, OURS_AIMED = "ours, isotropic", "ours, then u ~ N(0, F⁻¹)"
@@ -391,8 +391,8 @@ def _draw(settings: dict[str, Any], results: Results) -> Any:
     axes = figure.subplots(2, 2).flatten()
     at = spaced(settings["full steps"], 14)
     labels = {
-        PAPER: "paper's estimator, $Q_0$ = I/γ",
-        PAPER_BEST: "paper's estimator, $Q_0$ = I n/Tr($F_γ$)",
+        PAPER: "paper's estimator, triangular, $Q_0$ = I/γ",
+        PAPER_BEST: "paper's estimator, square, $Q_0$ = I n/Tr($F_γ$)",
         "ours": "ours (natural steps)",
         "average of inverses": "average of inverses (biased)",
         "inverse of the average": "inverse of the average",

@@ -185,10 +185,14 @@ def spaced(last: int, count: int) -> list[int]:
 
 
 def steps_to(goal: float, gaps: Sequence[float | None], at: Sequence[int] | None = None) -> float:
-    """The first step after which the gap is no larger; `at` says after which steps it was measured."""
-    places = at or range(1, len(gaps) + 1)
-    found = (float(t) for t, gap in zip(places, gaps, strict=True) if gap is not None and gap <= goal)
-    return next(found, math.inf)
+    """The first step from which on the gap is no larger; `at` says after which steps it was measured."""
+    places = list(at or range(1, len(gaps) + 1))
+    found = math.inf
+    for t, gap in zip(reversed(places), reversed(gaps), strict=True):
+        if gap is None or not gap <= goal:
+            break
+        found = float(t)
+    return found
 
 
 def need_matplotlib() -> None:

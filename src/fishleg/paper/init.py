@@ -6,7 +6,7 @@ Paper: fig. aux_illustration; n = 100, ξ_i = 1/i², γ = 10⁻³, the learning 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,15 @@ def _descent(settings: dict[str, Any], form: str, start: str) -> Callable[[Resul
 
         coarse = {2.0**k: slowness(descend(2.0**k, problems[:1])) for k in settings["octaves"]}
         best = min(coarse, key=lambda rate: coarse[rate])
-        # the best rate is close to the largest stable one, which differs a little between bases
-        rates = [best * 2.0**shift for shift in (-1.0, -0.5, 0.0, 0.5, 1.0)]
-        fine = {rate: descend(rate, problems) for rate in rates}
-        tried = {rate: slowness(runs) for rate, runs in fine.items()}
-        best = min(tried, key=lambda rate: tried[rate])
+        # the best rate is close to the largest stable one, which differs a little between bases: go on until
+        # a rate beyond, by the root of 2, has been tried and was worse
+        fine = {best: descend(best, problems)}
+        tried = {best: slowness(fine[best])}
+        while untried := [best * 2.0**shift for shift in (-0.5, 0.5) if not _has(tried, best * 2.0**shift)]:
+            for rate in untried:
+                fine[rate] = descend(rate, problems)
+                tried[rate] = slowness(fine[rate])
+            best = min(tried, key=lambda rate: tried[rate])
         return {
             "rate": best,
             "steps to 1 %, final gap": {**coarse, **tried},
@@ -130,6 +134,10 @@ def _descent(settings: dict[str, Any], form: str, start: str) -> Callable[[Resul
         }
 
     return compute
+
+
+def _has(rates: Iterable[float], rate: float) -> bool:
+    return any(math.isclose(rate, other) for other in rates)
 
 
 def _descend(
@@ -277,7 +285,7 @@ def _draw(settings: dict[str, Any], results: Results) -> Any:
             unit = results[f"{form} from {start}"]
             label = f"$Q_0$ = {start}, rate {unit['rate']:.2g}"
             band(left, [t + 1 for t in at], unit["gap"], label, color=colours[start])
-        if form == "square":
+        if form in ("triangular", "square"):
             natural = results["natural steps from I"]
             band(
                 left, [t + 1 for t in at], natural["gap"], "ours: natural steps, any $Q_0$", color="tab:green"

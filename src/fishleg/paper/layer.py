@@ -125,9 +125,9 @@ class RealLayer:
         F = self.fisher()
         return F + self.gamma * torch.eye(len(F), dtype=DTYPE)
 
-    def gap(self, Q: Tensor) -> float:
-        """Of Q [n, n], at the weights as they are."""
-        F_gamma = self.damped()
+    def gap(self, Q: Tensor, kept: Tensor | None = None) -> float:
+        """Of Q [n, n], at the weights as they are; of Q [kept, kept], if only those are free to move."""
+        F_gamma = self.damped() if kept is None else self.damped()[kept][:, kept]
         optimum = -0.5 * float(torch.linalg.inv(F_gamma).trace())
         return 1 - float(_loss(Q, F_gamma)) / optimum
 
@@ -149,8 +149,11 @@ class RealLayer:
         return [self.x[torch.randint(len(self.x), (_BATCH,), generator=generator)] for _ in range(count)]
 
     @torch.no_grad()
-    def prune(self, operator: Operator, share: float = 0.5) -> None:
-        """Remove that share of the hidden weights, those of the least saliency, with joint compensation."""
+    def prune(self, operator: Operator, share: float = 0.5) -> Tensor:
+        """Remove that share of the hidden weights, those of the least saliency, with joint compensation.
+
+        Says which are kept [width, inputs + 1].
+        """
         hidden = self.model.hidden
         w = torch.cat([hidden.weight, hidden.bias[:, None]], 1)
         scores = saliency(w, operator)
@@ -160,6 +163,7 @@ class RealLayer:
         new = w + compensate(w, operator, removed.view_as(w)).delta
         hidden.weight.copy_(new[:, :-1])
         hidden.bias.copy_(new[:, -1])
+        return ~removed.view_as(w)
 
 
 def _layer(settings: dict[str, Any], seed: int) -> RealLayer:
@@ -231,22 +235,37 @@ def _inverted(settings: dict[str, Any], method: str, seed: int) -> Callable[[Res
 
 
 def _pruned(settings: dict[str, Any], who: str, seed: int) -> Callable[[Results], Any]:
-    """Gaps at the pruned model, by auxiliary steps there: of the Q from before, refined, and of a new one."""
+    """Gaps at the pruned model, by auxiliary steps there: of the Q from before, refined, and of a new one.
+
+    What counts is the inverse for the kept weights, (F_MM + γI)⁻¹. The paper's estimator minimises its loss
+    over the masked Q; ours goes on with all weights, and Q is conditioned on the removed ones being zero.
+    """
     structure = "eigen-kronecker" if who == "ours" else "scaled-kronecker"
 
     def learner(layer: RealLayer, rate: float | None) -> Auxiliary:
         options = _ours() if rate is None else paper_options(rate, precondition=True)
         return layer.learner(structure, options, None if rate is None else 1 / layer.gamma)
 
-    def gap(layer: RealLayer, learning: Auxiliary) -> float:
-        return layer.gap(learning.inverse.operator("hidden").dense().detach())
+    def gap(layer: RealLayer, learning: Auxiliary, keep: Tensor | None = None) -> float:
+        Q = learning.inverse.operator("hidden").dense().detach()
+        if keep is None:
+            return layer.gap(Q)
+        kept = keep.flatten()
+        # the conditioned Q is the inverse of Q's inverse among the kept
+        Q = torch.linalg.inv(torch.linalg.inv(Q)[kept][:, kept]) if who == "ours" else Q[kept][:, kept]
+        return layer.gap(Q, kept)
 
-    def gaps(layer: RealLayer, learning: Auxiliary) -> list[float]:
+    def restrict(learning: Auxiliary, keep: Tensor) -> None:
+        if who == "paper":
+            learning.inverse.restrict({"hidden.weight": keep[:, :-1]})  # the biases stay
+
+    def gaps(layer: RealLayer, learning: Auxiliary, keep: Tensor) -> list[float]:
+        restrict(learning, keep)
         found, batches = [], layer.batches(settings["checks"][-1], seed=2)
         for step, batch in enumerate(batches, 1):
             learning.step(batch)
             if step in settings["checks"]:
-                found.append(gap(layer, learning))
+                found.append(gap(layer, learning, keep))
         return found
 
     def compute(_: Results) -> Any:
@@ -257,13 +276,15 @@ def _pruned(settings: dict[str, Any], who: str, seed: int) -> Callable[[Results]
         for learning in taught.values():
             _teach(learning, layer.batches(settings["steps"]))
         before = {rate: gap(layer, learning) for rate, learning in taught.items()}
-        layer.prune(reference)  # the same for all
-        after = {rate: gap(layer, learning) for rate, learning in taught.items()}
+        keep = layer.prune(reference)  # the same for all
+        for learning in taught.values():
+            restrict(learning, keep)
+        after = {rate: gap(layer, learning, keep) for rate, learning in taught.items()}
         kept = min(rates, key=lambda rate: before[rate])  # the rate that was best until then
         if who == "ours":
             taught[kept].reconfigure(eta_floor=0.05)
-        found = {"refined": gaps(layer, taught[kept]), "rate": kept}
-        fresh = {rate: gaps(layer, learner(layer, rate)) for rate in rates}
+        found = {"refined": gaps(layer, taught[kept], keep), "rate": kept}
+        fresh = {rate: gaps(layer, learner(layer, rate), keep) for rate in rates}
         found["anew"] = fresh[min(rates, key=lambda rate: fresh[rate][-1])]  # and the best one for it
         return {**found, "before": before[kept], "right after": after[kept]}
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fishleg.loop import gradual
+from fishleg.masking import refresh_batchnorm
 from fishleg.paper.config import CONTROL, Config, load
 from fishleg.paper.dense import Dense, epochs_to_train, load_data, test_accuracy
 from fishleg.paper.harness import (
@@ -107,6 +108,8 @@ def prune_run(
     start, cpu = time.perf_counter(), time.process_time()
 
     def pruned(step: PruneStep) -> None:
+        if arm == CONTROL:  # no norm gets anything new, and a pruning would leave the statistics as they are
+            refresh_batchnorm(model, surgeon.loader, surgeon.options.batchnorm_batches)
         rows.append({"sparsity": step.sparsity, "before": test_accuracy(model, examples, config.device)})
 
     def tuned(step: PruneStep) -> None:

@@ -189,7 +189,9 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
     for key in [f"{f}, {s}" for f in shared.FACTORS for s in (*shared.SCHEDULES, "noise-free")]:
         # a record that is not complete shows dashes
         units = [summary["A"].get(f"{key}, P={P}", {}) for P in "IQ"]
-        A.append([key, *(unit.get(kind) for unit in units for kind in ("rate", "final gap"))])
+        factor, _, rest = key.partition(", ")
+        start = f"{factor} from {shared.FACTORS[factor]}, {rest}"
+        A.append([start, *(unit.get(kind) for unit in units for kind in ("rate", "final gap"))])
     flow = [
         [start, *(
             summary["A: flow"][f"{start}, P={P}"][kind] for P in "IQ" for kind in ("rate", "steps to 1e-6")
@@ -224,7 +226,7 @@ def _ablation(record: dict[str, Any]) -> dict[str, str]:
         "full": "distance to full, mean over stages",
         "blocks": "distance to blocks, mean over stages",
     }
-    arms = (shared.OBERT, shared.OBERT_MORE, shared.FLS, shared.OURS, shared.UNTRAINED)
+    arms = shared.BLOCK_ARMS
     head = [f"blocks of {size}" for size in sizes]
     found = {
         "ablation-a": markdown(["", "P = I: rate", "P = I: gap", "P = Q: rate", "P = Q: gap"], A),

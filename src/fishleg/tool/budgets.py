@@ -204,7 +204,7 @@ def magnitudes(surgeon: Surgeon) -> dict[str, Tensor]:
         if surgeon.pattern.whole_rows:
             weight = weight.flatten(1).sum(1)
         elif surgeon.pattern.group_size:
-            weight = weight.reshape(-1, surgeon.pattern.group_size).sum(1)
+            weight = surgeon.scalpel.grouped(weight).sum(1)
         scores[name] = weight
     return scores
 

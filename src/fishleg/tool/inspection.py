@@ -144,7 +144,7 @@ def _holds(tensor: Tensor, pattern: str) -> bool:
     if isinstance(rule, NM):
         return bool((tensor.movedim(1, -1).reshape(-1, rule.m) != 0).sum(1).le(rule.n).all())
     if isinstance(rule, Blocks):
-        groups = tensor.reshape(-1, rule.size) != 0
+        groups = tensor.movedim(1, -1).reshape(-1, rule.size) != 0
         return bool((groups.all(1) | ~groups.any(1)).all())
     if isinstance(rule, Rows):
         rows = tensor.flatten(1) != 0

@@ -121,7 +121,7 @@ class Evaluator:
             return 0.0
         if self.name == "mse":
             assert y is not None
-            return float((f - y).double().square().mean())
+            return float((f - y.view(f.shape)).double().square().mean())  # [batch] and [batch, 1] are alike
         self.classes = f.shape[self.likelihood.class_dim] if isinstance(self.likelihood, Categorical) else 0
         if self.name in ("agreement", "divergence"):
             assert self.reference is not None
@@ -132,7 +132,7 @@ class Evaluator:
         answer = f.argmax(self.likelihood.class_dim)
         if self.name == "accuracy":
             assert y is not None
-            right = answer == y
+            right = answer == (y.argmax(self.likelihood.class_dim) if y.is_floating_point() else y)
         else:
             right = answer == expected.argmax(self.likelihood.class_dim)
         return float((right if valid is None else right[valid]).double().mean())

@@ -78,8 +78,8 @@ class Recipe:
         "target", None, "Instead: keep at most so many multiply-adds per example, a number or e.g. 40%."
     )
     pattern: str = _option("target", "global", "global, layer, N:M (2:4), block:SIZE or rows.")
-    include: list[str] = _option("target", [], "Regular expression of parameters to prune; may be repeated.")
-    exclude: list[str] = _option("target", [], "Regular expression of parameters to leave; may be repeated.")
+    include: list[str] = _option("target", [], "Parameter, module or regex to prune; may be repeated.")
+    exclude: list[str] = _option("target", [], "Parameter, module or regex to leave; may be repeated.")
     floor: float = _option(
         "target", 0.2, "Each weight keeps at least this share of the mean density.", rule="[0, 1)"
     )

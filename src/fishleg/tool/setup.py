@@ -164,7 +164,7 @@ def _preflight(model: nn.Module, data: sources.Data, forward: Forward, likelihoo
                 likelihood.check(f, None if y is None else y.to(device))
             except ValueError as error:
                 raise ToolError(f"{name}: {error}") from None
-            if not bool(f.isfinite().all()):
+            if not likelihood.finite(f):
                 raise ToolError(f"{name}: the model's outputs on batch {count} are not finite (NaN or Inf)")
         if not count:
             raise ToolError(f"{name}: the loader is empty, it yields no batch")

@@ -18,13 +18,9 @@ from fishleg.paper.ablation import blocks, preconditioning, pruning
 from fishleg.paper.ablation.figure import draw as _draw
 from fishleg.paper.ablation.pruning import stages
 from fishleg.paper.ablation.shared import (
+    BLOCK_ARMS,
     FACTORS,
-    FLS,
-    OBERT,
-    OBERT_MORE,
-    OURS,
     SCHEDULES,
-    UNTRAINED,
     problems_of,
 )
 from fishleg.paper.harness import (
@@ -60,20 +56,20 @@ def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Result
         "blocks": [5] if smoke else [5, 10, 20, 50],
         "m": 4 if smoke else 10,
         "rates": {
-            "triangular": [0.1] if smoke else [0.03, 0.1, 0.3],
-            "diagonal": [0.03] if smoke else [0.03, 0.1, 0.3],
-            "block": [0.1] if smoke else [0.1, 0.2, 0.5],
+            "triangular": [0.1] if smoke else [0.01, 0.03, 0.1, 0.3],
+            "diagonal": [0.03] if smoke else [0.03, 0.1, 0.3, 1.0],
+            "block": [0.1] if smoke else [0.02, 0.05, 0.1, 0.2, 0.5, 1.0],
         },
         "stage rate": 0.1,  # of Adam's, while pruning
         "A": {
             "seeds": 2 if smoke else 3,
             "steps": 10 if smoke else 2000,
             "rates": {
-                "triangular": [0.1] if smoke else [0.03, 0.1],
-                "square": [0.003] if smoke else [0.003, 0.01],
+                "triangular": [0.1] if smoke else [0.01, 0.03, 0.1, 0.3],
+                "square": [0.003] if smoke else [0.001, 0.003, 0.01, 0.03],
             },
             "noise-free steps": 10 if smoke else 1500,
-            "noise-free rates": [0.03] if smoke else [0.01, 0.03, 0.1, 0.3],
+            "noise-free rates": [0.03] if smoke else [0.003, 0.01, 0.03, 0.1, 0.3],
         },
         "D": {
             "n": 30 if smoke else 500,
@@ -83,48 +79,49 @@ def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Result
             "gradients": 32 if smoke else 512,
             "repeats": 1 if smoke else 7,
         },
-        "version": 1,
+        "version": 2,
     }
     units = [
-        Unit("A: flow", preconditioning.flow(settings)),
-        Unit("A: descent on the factor", preconditioning.factor_descent(settings), cost=12),
+        Unit("A: flow", preconditioning.flow(settings), cost=8),
+        Unit("A: descent on the factor", preconditioning.factor_descent(settings), cost=40),
     ]
     for factor in FACTORS:
         units += [
-            Unit(f"A: {factor}, noise-free, P={P}", preconditioning.noise_free(settings, factor, P), cost=8)
+            Unit(f"A: {factor}, noise-free, P={P}", preconditioning.noise_free(settings, factor, P), cost=14)
             for P in "IQ"
         ]
         for schedule in SCHEDULES:
             for P in "IQ":
                 key = f"{factor}, {schedule}, P={P}"
                 units.append(
-                    Unit(f"tune A: {key}", preconditioning.tune(settings, factor, schedule, P), cost=9)
+                    Unit(f"tune A: {key}", preconditioning.tune(settings, factor, schedule, P), cost=30)
                 )
                 units.append(
-                    Unit(f"A: {key}", preconditioning.precondition(settings, factor, schedule, P), cost=7)
+                    Unit(f"A: {key}", preconditioning.precondition(settings, factor, schedule, P), cost=10)
                 )
     structures = ["full", "diagonal", *(f"block {size}" for size in settings["blocks"])]
     for structure in structures:
-        units.append(Unit(f"tune B: {structure}", pruning.tune(settings, structure), cost=8))
+        units.append(Unit(f"tune B: {structure}", pruning.tune(settings, structure), cost=13))
         units += [
             Unit(f"B, C: {structure}, {who}", pruning.structure_unit(settings, structure, who), cost=14)
             for who in ("paper", "ours")
         ]
     units += [
-        Unit(f"C: {name}", pruning.rival(settings, name), cost=3)
+        Unit(f"C: {name}", pruning.rival(settings, name), cost=0.5)
         for name in ("magnitude", "M-FAC, sum", "M-FAC, joint", "exact, sum", "exact, joint")
     ]
     for size in settings["blocks"]:
-        units.append(Unit(f"tune D: block {size}", blocks.tune(settings, size), cost=5))
+        units.append(Unit(f"tune D: block {size}", blocks.tune(settings, size), cost=22))
         units += [
-            Unit(f"D: block {size}, {arm}", blocks.block_unit(settings, size, arm), cost=8)
-            for arm in (OBERT, OBERT_MORE, FLS, OURS, UNTRAINED)
+            Unit(f"D: block {size}, {arm}", blocks.block_unit(settings, size, arm), cost=11)
+            for arm in BLOCK_ARMS
         ]
-        units.append(Unit(f"D: block {size}, time", blocks.time_unit(settings, size), cost=5))
+        units.append(Unit(f"D: block {size}, time", blocks.time_unit(settings, size), cost=9))
     path = out / f"{NAME}.json"
     results = run_units(path, settings, units, progress)
     record = finish(path, settings, results, _summary(settings, structures, results))
-    save_picture(_draw(settings, structures, results), out / f"{NAME}.png", smoke=smoke)
+    for panels, figure in _draw(settings, structures, results).items():
+        save_picture(figure, out / f"{NAME}-{panels}.png", smoke=smoke)
     return record
 
 
@@ -181,10 +178,11 @@ def _summary(settings: dict[str, Any], structures: list[str], results: Results) 
     }
     D: Results = {}
     for size in settings["blocks"]:
-        for arm in (OBERT, OBERT_MORE, FLS, OURS, UNTRAINED):
+        for arm in BLOCK_ARMS:
             unit = results[f"D: block {size}, {arm}"]
             stages = len(unit["mse"][0])
             D[f"block {size}, {arm}"] = {
+                "rate": unit["rate"],
                 "mse at 50 %": mean_sem(row[stages // 2] for row in unit["mse"]),
                 "mse, mean over stages": mean_sem(map(mean, unit["mse"])),
                 "distance to full, mean over stages": mean_sem(map(mean, unit["distance to full"])),

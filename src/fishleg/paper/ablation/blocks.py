@@ -13,7 +13,18 @@ from fishleg.fisher import sample_h
 from fishleg.likelihoods import Gaussian
 from fishleg.operators import BlockFactor, Gram, Identity, Masked
 from fishleg.paper.ablation.pruning import pretrained, prune_in_stages, refined
-from fishleg.paper.ablation.shared import FLS, LOOK, OBERT, OURS, UNTRAINED, Qs, problem_of, tried_rates
+from fishleg.paper.ablation.shared import (
+    FLS,
+    FLS_80,
+    FLS_NEAR,
+    LOOK,
+    OBERT,
+    OURS,
+    UNTRAINED,
+    Qs,
+    problem_of,
+    tried_rates,
+)
 from fishleg.paper.harness import Results
 from fishleg.paper.problems import (
     DTYPE,
@@ -33,15 +44,25 @@ def d_problems(settings: dict[str, Any]) -> list[Problem]:
 
 
 def tune(settings: dict[str, Any], size: int) -> Callable[[Results], Any]:
-    """The loss that each rate of the paper's estimator arrives at, on a problem outside the seeds."""
+    """What each rate of the paper's estimator arrives at, on a problem outside the seeds.
+
+    The loss, and the distance to the full inverse, which the paper plots.
+    """
+    distances: dict[float, float] = {}
 
     def final(rate: float) -> float:
         problem = problem_of(settings, 999, settings["D"]["n"])
         ensemble = Ensemble([problem], 999, batch=settings["batch"])
         inverse, _ = pretrained(settings, ensemble, f"block {size}", "paper", rate, settings["D"]["steps"])
-        return problem.gap(ensemble.dense(inverse)[0])
+        Q = ensemble.dense(inverse)[0]
+        distances[rate] = problem.distance(Q)
+        return problem.gap(Q)
 
-    return lambda _: tried_rates(settings["rates"]["block"], final)
+    return lambda _: {"gap": tried_rates(settings["rates"]["block"], final), "distance": distances}
+
+
+def _rate(results: Results, size: int, kind: str = "gap") -> float:
+    return best_rate(results[f"tune D: block {size}"][kind])
 
 
 def block_unit(settings: dict[str, Any], size: int, arm: str) -> Callable[[Results], Any]:
@@ -62,13 +83,14 @@ def block_unit(settings: dict[str, Any], size: int, arm: str) -> Callable[[Resul
                 full[i].append(riemannian(Q, problem.F_gamma[keep][:, keep]))
                 block[i].append(riemannian(Q, blocks_only(problem.F_gamma, size)[keep][:, keep]))
 
-        if arm in (FLS, OURS):
-            who = "paper" if arm == FLS else "ours"
-            rate = best_rate(results[f"tune D: block {size}"])
+        learned, rate = arm in (FLS, FLS_NEAR, OURS), None
+        if learned:
+            who = "ours" if arm == OURS else "paper"
+            rate = _rate(results, size, "distance" if arm == FLS_NEAR else "gap")
             inverse, auxiliary = pretrained(settings, ensemble, f"block {size}", who, rate, D["steps"])
 
         def made(kept: list[Tensor]) -> Qs:
-            if arm in (FLS, OURS):
+            if learned:
                 return refined(settings, ensemble, inverse, auxiliary, kept, who)
             if arm == UNTRAINED:
                 return [Masked(Identity((1, n), 1 / settings["gamma"]).to(DTYPE), k.view(1, n)) for k in kept]
@@ -81,7 +103,8 @@ def block_unit(settings: dict[str, Any], size: int, arm: str) -> Callable[[Resul
 
         compensation = {OURS: "joint", UNTRAINED: "none"}.get(arm, "sum")
         errors = prune_in_stages(problems, D["per stage"], made, compensation, inspect)
-        return {"mse": errors, "distance to full": full, "distance to blocks": block}
+        rate = None if arm == OURS else rate
+        return {"rate": rate, "mse": errors, "distance to full": full, "distance to blocks": block}
 
     return compute
 
@@ -114,10 +137,12 @@ def time_unit(settings: dict[str, Any], size: int) -> Callable[[Results], Any]:
         n, count = D["n"], D["gradients"]
         ensemble = Ensemble([problem_of(settings, 0, n)], 6000, batch=settings["batch"])
         likelihood, generator = Gaussian(), ensemble.generator
-        rate = best_rate(results[f"tune D: block {size}"])
-        learners = {}
-        for arm, options in ((FLS, paper_options(rate)), (OURS, our_options(settings["batch"]))):
+        learners, theirs = {}, paper_options(_rate(results, size))
+        for arm, options in ((FLS, theirs), (FLS_80, theirs), (OURS, our_options(settings["batch"]))):
             inverse = ensemble.inverse("block", 1 / gamma, block_size=size)
+            if arm == FLS_80:
+                keep = torch.arange(n).view(ensemble.shape) % 5 == 0
+                inverse.restrict({f"{ensemble.names[0]}.weight": keep})
             learners[arm] = ensemble.auxiliary(inverse, options)
 
         def one_by_one() -> Iterator[Tensor]:
@@ -134,6 +159,7 @@ def time_unit(settings: dict[str, Any], size: int) -> Callable[[Results], Any]:
             "oBERT, recursion": lambda: obert_recursion(one_by_one(), count, n, size, gamma),
             "oBERT, vectorised": lambda: obert(ensemble.gradients(ensemble.batch(count))[0], size, gamma),
             FLS: lambda: steps(FLS),
+            FLS_80: lambda: steps(FLS_80),
             OURS: lambda: steps(OURS),
         }
         seconds: dict[str, list[float]] = {name: [] for name in work}

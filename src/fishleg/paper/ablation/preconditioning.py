@@ -156,7 +156,7 @@ def _gaps(
 
 
 def _scale(settings: dict[str, Any], factor: str) -> float:
-    if FACTORS.get(factor) == "n/Tr(F_γ)":
+    if FACTORS.get(factor) == "I n/Tr(F_γ)":
         return float(settings["n"] / problem_of(settings, 0).F_gamma.trace())
     return float(1 / settings["gamma"])
 
