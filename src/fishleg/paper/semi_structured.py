@@ -33,10 +33,10 @@ def _draw(config: Config, record: Results) -> Any:
     for place, arm in enumerate(arms):
         before, after = found["before"][arm], found["after"][arm]
         axis.plot([before["mean"], after["mean"]], [place, place], color=COLOURS[arm], linewidth=0.8)
-        for value, face in ((before, "white"), (after, COLOURS[arm])):
-            axis.errorbar(
-                value["mean"], place, xerr=value["sem"], marker="o", color=COLOURS[arm], markerfacecolor=face
-            )
+        # the open one is larger: it shows where the two coincide
+        for value, face, size in ((before, "white", 10), (after, COLOURS[arm], 6)):
+            axis.errorbar(value["mean"], place, xerr=value["sem"], marker="o", color=COLOURS[arm],
+                          markerfacecolor=face, markersize=size)  # fmt: skip
     axis.set_yticks(range(len(arms)), arms)
     axis.axvline(found["dense"], color="grey", linewidth=0.8)
     axis.invert_yaxis()
