@@ -14,7 +14,7 @@ import torch
 from fishleg.baselines import estimate
 from fishleg.paper import ablation, claims, estimation, init, layer, tables
 from fishleg.paper.ablation import blocks, pruning
-from fishleg.paper.harness import Unit, duration, mean, mean_sem, plain, run_units, spaced
+from fishleg.paper.harness import Unit, duration, mean, mean_sem, plain, run_units, spaced, steps_to
 from fishleg.paper.problems import (
     Ensemble,
     Problem,
@@ -249,6 +249,30 @@ def test_pruning_with_the_exact_inverse_finds_the_best_single_weight() -> None:
     assert errors[0] == pytest.approx(min(map(least_squares, range(8))), rel=1e-4)
     assert errors == sorted(errors)
     assert len(errors) == 7
+
+
+def test_a_goal_counts_once_it_is_kept() -> None:
+    assert steps_to(0.1, [1, 0.1, 0.05]) == 2
+    assert steps_to(0.1, [1, 0.05, 0.2, 0.1, 0.01], at=[1, 2, 4, 8, 16]) == 8  # it was there before, and left
+    assert steps_to(0.1, [0.05, None]) == steps_to(0.1, [0.05, 0.2]) == float("inf")
+
+
+def test_the_gap_among_kept_weights_is_zero_for_their_own_inverse() -> None:
+    real = layer.RealLayer(30, width=2)
+    keep = torch.arange(130) % 3 != 0
+    best = torch.linalg.inv(real.damped()[keep][:, keep])
+    assert real.gap(best, keep) == pytest.approx(0, abs=1e-9)
+    masked = torch.linalg.inv(real.damped())[keep][:, keep]  # which is not the inverse of what is left
+    assert real.gap(masked, keep) > 1e-3
+
+
+def test_hours_on_two_cores_are_bounded_by_the_parts(tmp_path: Path) -> None:
+    dense = {"weights": "w", "curve": [{"cpu_seconds": 3600.0}]}
+    units = {"dense": dense, **{f"arm {i}": {"cpu_seconds": 3600.0 * i} for i in (1, 2, 3)}}
+    (tmp_path / "unstructured-cifar10.json").write_text(json.dumps({"units": units}))
+    last = tables.cost(tmp_path).splitlines()[-1]
+    # one hour of waiting for the dense model, half of six, half of the longest
+    assert last == "| all of cifar10 |  | 7.00 | 5.50 | – |"
 
 
 def test_rank_correlation() -> None:

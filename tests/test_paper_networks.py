@@ -111,6 +111,17 @@ def test_dense_models_of_other_settings_lie_side_by_side(tmp_path: Path) -> None
     assert len(first.record()["curve"]) == 2
 
 
+@pytest.mark.parametrize("content", [b"", b"PK damaged", None])
+def test_a_damaged_dense_model_is_told_by_name(tmp_path: Path, content: bytes | None) -> None:
+    model = dense(tmp_path)
+    if content is None:  # whole, but something else
+        torch.save({"state": 1}, model.path)
+    else:
+        model.path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{model.path.name} cannot be read .*: remove it"):
+        model.model()
+
+
 def test_the_dense_rate_may_stay_where_it_is(tmp_path: Path) -> None:
     config = replace(SMOKE, dense_rate="constant")
     for chosen, rate in ((SMOKE, 0.0), (config, SMOKE.dense_lr)):
