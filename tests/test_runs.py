@@ -48,6 +48,16 @@ def go(tmp_path: Path, **options):
     return run, run.execute()
 
 
+def test_a_model_that_is_sparser_already_is_refused_before_anything_is_written(tmp_path):
+    model = make_model()
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.data[p.abs() < p.abs().flatten().quantile(0.8)] = 0
+    with pytest.raises(ValueError, match=r"a sparsity of 0\.5 .* removes nothing: 0\.\d+ of the prunable"):
+        runs.start(make_recipe(QUICK, {"out": "run", "sparsity": 0.5}), base=tmp_path, model=model)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_leaves_everything_behind(tmp_path):
     run, record = go(tmp_path, sparsity=0.8)
     names = {path.name for path in run.directory.iterdir()}

@@ -159,6 +159,8 @@ class Run:
             self.plan = make_plan(recipe, self.surgeon, self.macs, self.evaluator.name)
             if self.plan.max_drop is None:
                 check_reachable(self.surgeon, self.plan.targets[-1])
+                if self.fresh:
+                    self.surgeon.check_removes(self.plan.targets[-1])
         elif self.fresh:
             macs_budget(self.surgeon, self.macs, recipe.max_flops)
 
