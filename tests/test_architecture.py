@@ -25,6 +25,7 @@ ROOMS: tuple[set[str], ...] = (
     {"options"},
     {"prunable", "scalpel", "looks"},
     {"surgeon", "tuning"},
+    {"attachment"},
     {"loop"},
     {"api"},
 )

@@ -260,6 +260,18 @@ def test_errors(call: Callable[[], object], message: str) -> None:
         call()
 
 
+def test_exact_refuses_a_large_layer_before_it_works_on_the_small_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def worked(*_: object, **__: object) -> None:
+        raise AssertionError("a product with F was computed")
+
+    monkeypatch.setattr("fishleg.baselines.fisher_product", worked)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 512))
+    with pytest.raises(ValueError, match=r"at most 4096 .* has 4608"):
+        estimate("exact", model, [torch.ones(2, 8)], gamma=1.0)
+
+
 @pytest.mark.parametrize("method", ["diagonal", "obert", "mfac", "kfac", "ekfac", "exact"])
 def test_q_of_some_layers_is_that_of_the_whole_model(method: str) -> None:
     torch.manual_seed(0)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from trained import trained_digits
 
+from fishleg.attachment import attach
 from fishleg.likelihoods import Categorical, Gaussian, Likelihood
-from fishleg.loop import Gradual, Progress, attach, gradual
+from fishleg.loop import Gradual, Progress, gradual
 from fishleg.optimizer import FishLeg
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.tuning import OPTIMIZERS, FineTuning

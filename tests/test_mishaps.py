@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fishleg import api
+from fishleg.attachment import attach
 from fishleg.auxiliary import Auxiliary
 from fishleg.fisher import AllIgnoredError
 from fishleg.inverse import InverseFisher
-from fishleg.loop import Gradual, attach, gradual
+from fishleg.loop import Gradual, gradual
 from fishleg.masking import apply_masks, refresh_batchnorm, zero_masked
 from fishleg.options import SurgeonOptions
 from fishleg.surgeon import Surgeon

@@ -309,6 +309,16 @@ def test_the_optimizer_of_another_model_is_refused() -> None:
         fishleg.attach(Surgeon(sparse, inputs()), optimizer, [0.9], every=2)
 
 
+@pytest.mark.parametrize(("saved", "loaded"), [("1:2", "global"), ("2:5", "1:5"), ("layer", "global")])
+def test_the_state_of_another_pattern_is_refused(saved: str, loaded: str) -> None:
+    surgeon = Surgeon(mlp(), inputs(), pattern=saved, **QUICK)
+    surgeon.prune(0.4)
+    state = surgeon.state_dict()
+    Surgeon(mlp(), inputs(), pattern=saved, **QUICK).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"the state is that of pattern .*, this is "):
+        Surgeon(mlp(), inputs(), pattern=loaded, **QUICK).load_state_dict(state)
+
+
 def test_probabilities_instead_of_logits_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fishleg"):
         Surgeon(nn.Sequential(mlp(), nn.Softmax(-1)), inputs(), **QUICK).prune(0.3)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fishleg import api, baselines, likelihoods, obs, patterns, tuning
-from fishleg.cli import _given
 from fishleg.options import SurgeonOptions
 from fishleg.tool import recipe as recipes
+from fishleg.tool.flags import flags_given
 from fishleg.tool.recipe import (
     BUDGETS,
     FIELDS,
@@ -236,15 +236,17 @@ def test_what_only_the_library_can_judge(options: dict[str, Any], message: str):
 
 def test_flags_win_over_the_recipe(tmp_path: Path):
     (tmp_path / "a.toml").write_text("[target]\nsparsity = 0.5\n[run]\nseed = 3\n[method]\nsamples = 8\n")
-    flags = _given({"sparsity": "0.75", "seed": None, "samples": "16", "include": (), "tensorboard": None})
+    flags = flags_given(
+        {"sparsity": "0.75", "seed": None, "samples": "16", "include": (), "tensorboard": None}
+    )
     recipe = make_recipe(load_recipe(tmp_path / "a.toml"), flags)
     assert (recipe.sparsity, recipe.seed, recipe.samples) == (0.75, 3, 16)
 
 
 def test_flags_become_values():
-    flags = _given({"sparsities": "0.5,0.75", "exclude": ("a", "b"), "empirical": False, "lr": "1e-2"})
+    flags = flags_given({"sparsities": "0.5,0.75", "exclude": ("a", "b"), "empirical": False, "lr": "1e-2"})
     assert flags == {"sparsities": [0.5, 0.75], "exclude": ["a", "b"], "empirical": False, "lr": 0.01}
-    assert _given({"max_drop": "1%", "max_params": "1000", "json": True}) == {
+    assert flags_given({"max_drop": "1%", "max_params": "1000", "json": True}) == {
         "max_drop": "1%",
         "max_params": 1000,
     }

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fishleg.api import prune
+    from fishleg.attachment import attach
     from fishleg.auxiliary import Auxiliary, AuxStats
     from fishleg.inverse import InverseFisher
     from fishleg.layers import register_layer
     from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-    from fishleg.loop import Gradual, attach, gradual
+    from fishleg.loop import Gradual, gradual
     from fishleg.masking import keep_zeros, masks_of
     from fishleg.optimizer import FishLeg
     from fishleg.options import SurgeonOptions
@@ -36,7 +37,7 @@ _HOMES = {
     "PruneStep": "surgeon",
     "Surgeon": "surgeon",
     "SurgeonOptions": "options",
-    "attach": "loop",
+    "attach": "attachment",
     "gradual": "loop",
     "keep_zeros": "masking",
     "masks_of": "masking",

@@ -325,13 +325,20 @@ def _exact(
     forward: Forward,
     gone: Mapping[str, Tensor],
 ) -> dict[str, Operator]:
-    operators: dict[str, Operator] = {}
-    for layer in layers:
-        n = torch.Size(layer.shape).numel()
+    sizes = {layer.name: torch.Size(layer.shape).numel() for layer in layers}
+    for name, n in sizes.items():  # before the first of them takes minutes
         if n > 4096:
-            raise ValueError(
-                f"method 'exact' needs layers of at most 4096 parameters, {layer.name!r} has {n}"
-            )
+            raise ValueError(f"method 'exact' needs layers of at most 4096 parameters, {name!r} has {n}")
+    operators: dict[str, Operator] = {}
+    for done, layer in enumerate(layers):
+        n = sizes[layer.name]
+        logger.info(
+            "exact: layer %d of %d, %s: %d products with F",
+            done + 1,
+            len(layers),
+            layer.name,
+            n * len(batches),
+        )
         columns = []
         for i in range(n):
             unit = next(model.parameters()).new_zeros(n)

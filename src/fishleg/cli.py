@@ -10,110 +10,16 @@ import logging
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from fishleg.tool.errors import Interrupted, ToolError
-from fishleg.tool.recipe import FIELDS, SECTIONS, load_recipe, make_recipe
+from fishleg.tool.flags import Sections, flags_given, recipe_options
+from fishleg.tool.recipe import SECTIONS, load_recipe, make_recipe
 
-F = TypeVar("F", bound=Callable[..., Any])
 ERROR, INTERRUPTED = 1, 130
-_TITLES = {
-    "model": "Model",
-    "data": "Data",
-    "target": "How sparse",
-    "method": "Method",
-    "tuning": "Fine-tuning (--mode gradual)",
-    "run": "Run",
-}
-# short names on the command line for options whose name in a recipe is longer
-_EXTRA_FLAGS = {"sparsity": ["-s"], "out": ["-o"], "schedule": []}
-
-
-class _Sections(click.Command):
-    """Help with the options under headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
-        rest: list[tuple[str, str]] = []
-        for parameter in self.get_params(ctx):
-            if not isinstance(parameter, click.Option):
-                continue
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                known = FIELDS.get(parameter.name or "")
-                (rest if known is None else groups[known.metadata["section"]]).append(record)
-        for section, records in groups.items():
-            if records:
-                with formatter.section(_TITLES[section]):
-                    formatter.write_dl(records, col_max=26)
-        if rest:
-            with formatter.section("Other"):
-                formatter.write_dl(rest, col_max=26)
-
-
-def _recipe_options(*sections: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """A flag for every option of a recipe in these sections; one that is not given stays unset."""
-
-    def decorate(function: F) -> F:
-        for name, f in reversed(FIELDS.items()):
-            if f.metadata["section"] not in sections or name in ("model", *without):
-                continue
-            function = _flag(name, f)(function)
-        return function
-
-    return decorate
-
-
-def _flag(name: str, f: Any) -> Callable[[F], F]:
-    kind, dash = str(f.type), f"--{name.replace('_', '-')}"
-    text = f.metadata["help"]
-    if f.metadata["choices"]:
-        text += f" One of: {', '.join(f.metadata['choices'])}."
-    default = f.default
-    if default not in (None, "", False) and not str(default).startswith("<dataclasses"):
-        text += f" [default: {default}]"
-    if kind == "bool":
-        return click.option(f"{dash}/--no-{dash[2:]}", name, default=None, help=text)
-    many = kind.startswith("list")
-    metavar = {"int": "N", "float": "X"}.get(kind.split(" ")[0].removeprefix("list[").rstrip("]"), "TEXT")
-    if many and "float" in kind:
-        metavar, many = "X,X,...", False
-    return click.option(*_EXTRA_FLAGS.get(name, []), dash, name, metavar=metavar, multiple=many, help=text)
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were given, as values for a recipe."""
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is None or value == () or name not in FIELDS:
-            continue
-        kind = str(FIELDS[name].type)
-        if isinstance(value, tuple):
-            found[name] = list(value)
-        elif kind.startswith("list"):
-            found[name] = [_number(name, part, "float") for part in value.split(",")]
-        elif isinstance(value, str) and "str" not in kind:
-            found[name] = _number(name, value, kind)
-        else:
-            found[name] = value
-    return found
-
-
-def _number(name: str, text: str, kind: str) -> int | float:
-    try:
-        return int(text) if "int" in kind and "float" not in kind else float(text)
-    except ValueError:
-        what = "a whole number" if "int" in kind and "float" not in kind else "a number"
-        rule = FIELDS[name].metadata["rule"]
-        told = f" {'in ' if rule[0] in '([' else ''}{rule}" if rule else ""
-        hint = ""
-        if name == "sparsity" and text.endswith("%") and text[:-1].replace(".", "", 1).isdigit():
-            hint = f"; for {text[:-1]} % write {float(text[:-1]) / 100:g}"
-        raise ToolError(f"--{name.replace('_', '-')} must be {what}{told}, got {text!r}{hint}") from None
 
 
 class _Group(click.Group):
@@ -186,9 +92,9 @@ packed.safetensors (the same, small), log.jsonl, log.csv, run.json, recipe.toml 
 """
 
 
-@main.command(cls=_Sections, help=_PRUNE_HELP)
+@main.command(cls=Sections, help=_PRUNE_HELP)
 @click.argument("model", required=False)
-@_recipe_options(*SECTIONS)
+@recipe_options(*SECTIONS)
 @click.option(
     "--recipe", "recipe_file", metavar="FILE", help="A .toml, .yaml or .json file; flags win over it."
 )
@@ -211,7 +117,7 @@ def prune(
 
 
 def _make(model: str | None, recipe_file: str | None, options: dict[str, Any]) -> Any:
-    given = _given(options)
+    given = flags_given(options)
     if model is not None:
         given["model"] = model
     recipe = make_recipe(load_recipe(recipe_file) if recipe_file else {}, given)
@@ -242,10 +148,10 @@ def resume(directory: Path, as_json: bool, quiet: bool) -> None:
     _execute(runs.resume(directory), as_json, quiet)
 
 
-@main.command(cls=_Sections)
+@main.command(cls=Sections)
 @click.argument("model", required=False)
 @click.option("--methods", default="magnitude,obert,mfac,fishleg", show_default=True, help="Comma-separated.")
-@_recipe_options(*SECTIONS)
+@recipe_options(*SECTIONS)
 @click.option(
     "--recipe", "recipe_file", metavar="FILE", help="A .toml, .yaml or .json file; flags win over it."
 )
@@ -266,9 +172,9 @@ def compare(model: str | None, methods: str, recipe_file: str | None, as_json: b
     click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
 
 
-@main.command(cls=_Sections)
+@main.command(cls=Sections)
 @click.argument("model", required=False)
-@_recipe_options(
+@recipe_options(
     "model", "data", "method", without=("mode", "stages", "schedule", "measure_batches", "batchnorm_batches")
 )
 @click.option("--seed", metavar="N", help="Seed of everything random.")
@@ -328,9 +234,9 @@ def inspect(ctx: click.Context, path: Path, pattern: str | None, as_json: bool) 
         ctx.exit(ERROR)
 
 
-@main.command("eval", cls=_Sections)
+@main.command("eval", cls=Sections)
 @click.argument("model", required=False)
-@_recipe_options("model", "data")
+@recipe_options("model", "data")
 @click.option("--run", "directory", type=click.Path(path_type=Path), help="Evaluate the model of this run.")
 @click.option("--device", metavar="TEXT", help="auto, cpu, cuda ...")
 @click.option(
@@ -349,7 +255,7 @@ def evaluate(
     from fishleg.tool.inspection import evaluate_recipe, evaluate_run
 
     if directory is not None:
-        others = [model, recipe_file, *_given(options)]
+        others = [model, recipe_file, *flags_given(options)]
         if any(others):
             raise ToolError("--run names the model, its data and all options: leave out everything else")
         result = evaluate_run(directory)

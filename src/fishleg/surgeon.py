@@ -10,7 +10,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any
 
 import torch
@@ -399,12 +399,18 @@ class Surgeon:
                 callback(steps[-1])
         return steps
 
+    @property
+    def _pattern_name(self) -> str:
+        """What tells one pattern from another."""
+        return repr(self.pattern) if is_dataclass(self.pattern) else type(self.pattern).__qualname__
+
     def state_dict(self) -> dict[str, Any]:
-        """Masks, γ, history, the generator and Q with its learning; the model's weights are its own state."""
+        """Masks, γ, history, generator, Q with its learning; the weights are the model's own state."""
         learning = None
         if self.learning is not None:
             learning = {"inverse": self.learning.inverse.state_dict(), "state": self.learning.state_dict()}
         state = {
+            "pattern": self._pattern_name,
             "masks": dict(self.masks),
             "gamma": self.gamma,
             "generator": self.generator.get_state(),
@@ -415,6 +421,8 @@ class Surgeon:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, bit for bit."""
+        if state["pattern"] != self._pattern_name:
+            raise ValueError(f"the state is that of pattern {state['pattern']}, this is {self._pattern_name}")
         parameters = dict(self.model.named_parameters())
         for name, mask in state["masks"].items():
             if name not in parameters or parameters[name].shape != mask.shape:

@@ -35,7 +35,7 @@ class Config:
     # kept weights fall by the same factor each time, 95 % being the third of four
     sparsities: tuple[float, ...] = (0.6316, 0.8643, 0.95, 0.9816)
     semi_structured_arms: tuple[str, ...] = ARMS[:3]
-    semi_structured: tuple[float, ...] = (0.5,)  # to 2:4, in as many steps as there are numbers
+    semi_structured: tuple[float, ...] = (0.293, 0.5)  # to 2:4, by the same factor each time
     epochs: float = 1.0  # after each pruning step
     seeds: tuple[int, ...] = (0, 1, 2)
     crossed_seeds: tuple[int, ...] = ()  # of the arms that the paper has not; default: the same
