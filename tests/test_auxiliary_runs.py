@@ -246,6 +246,25 @@ def test_layers_take_turns_with_adam() -> None:
     assert all(len(layers) == 1 for layers in moved)
 
 
+@pytest.mark.parametrize("structure", ["ekfac", "diagonal"])
+def test_a_warm_start_does_not_depend_on_how_often_its_loss_is_looked_at(
+    structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often, seldom = (make(structure, warm_start=20, refine_every=every) for every in (1, 4))
+    kind, looks = type(often.inverse.operator("0")), []
+    terms = kind.loss_terms
+    monkeypatch.setattr(kind, "loss_terms", lambda self, V: looks.append(1) or terms(self, V))
+    counts = []
+    for auxiliary in (often, seldom):
+        looks.clear()
+        for _ in range(12):
+            auxiliary.step(X)
+        counts.append(len(looks))
+    assert counts == [2 * 12, 2 * 12 // 4 + 1]  # two layers; the first step looks at both
+    assert identical(often.inverse.state_dict(), seldom.inverse.state_dict())
+    assert torch.equal(often.generator.get_state(), seldom.generator.get_state())
+
+
 def test_reconfigured_learning_goes_on() -> None:
     auxiliary = make("ekfac", warm_start=3)
     for _ in range(4):

@@ -315,8 +315,11 @@ class Auxiliary:
             if by_adam and self._warm[name].follows and not self._takes_turn(i, name):
                 natural.append(name)
                 continue
+            z = self._noise(H)
+            if not by_adam and not self._takes_turn(i, name):  # the loss would be for the gauge alone
+                natural.append(name)
+                continue
             with torch.set_grad_enabled(by_adam):
-                z = self._noise(H)
                 quad, trace = operator.loss_terms(H + gamma**0.5 * z)
                 quad = quad / len(H)
             if by_adam:
@@ -334,7 +337,7 @@ class Auxiliary:
         return quad, trace
 
     def _takes_turn(self, i: int, name: str) -> bool:
-        """Whether Adam refines layer i at this step; until then its last share of the gauge stands."""
+        """Whether layer i is refined, or its loss looked at; else its last share of the gauge stands."""
         return (self.steps + i) % self.options.refine_every == 0 or name not in self._terms
 
     def _uses_adam(self, name: str) -> bool:
