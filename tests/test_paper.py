@@ -266,13 +266,29 @@ def test_the_gap_among_kept_weights_is_zero_for_their_own_inverse() -> None:
     assert real.gap(masked, keep) > 1e-3
 
 
-def test_hours_on_two_cores_are_bounded_by_the_parts(tmp_path: Path) -> None:
+def test_hours_on_two_cores_follow_from_the_parts(tmp_path: Path) -> None:
     dense = {"weights": "w", "curve": [{"cpu_seconds": 3600.0}]}
-    units = {"dense": dense, **{f"arm {i}": {"cpu_seconds": 3600.0 * i} for i in (1, 2, 3)}}
+    arms = {f"arm {i}": {"cpu_seconds": 3600.0 * hours} for i, hours in enumerate((3, 1, 1))}
+    units = {"dense": dense, **arms}
     (tmp_path / "unstructured-cifar10.json").write_text(json.dumps({"units": units}))
     last = tables.cost(tmp_path).splitlines()[-1]
-    # one hour of waiting for the dense model, half of six, half of the longest
-    assert last == "| all of cifar10 |  | 7.00 | 5.50 | – |"
+    # one hour of waiting for the dense model, then one process has three hours' work and the other two
+    assert last == "| all of cifar10 |  | 6.00 | 4.00 |"
+
+
+@pytest.mark.parametrize(
+    ("experiments", "hours"),
+    [
+        ([("a", 1.0, [1.0])], 2.0),
+        ([("a", 1.0, [1.0, 1.0])], 2.0),  # one waits for the dense model
+        ([("a", 1.0, [1.0]), ("b", 1.0, [1.0])], 2.0),  # each trains its own
+        ([("a", 1.0, [1.0]), ("a", 1.0, [1.0])], 2.0),  # of the same dense model
+        ([("a", 0.0, [4.0]), ("a", 0.0, [1.0, 1.0, 1.0])], 4.0),  # from opposite ends
+        ([("a", 0.0, [1.0, 1.0, 1.0, 3.0])], 4.0),  # the longest comes last
+    ],
+)
+def test_two_processes_take_parts_from_opposite_ends(experiments: list[tables.Parts], hours: float) -> None:
+    assert tables.makespan(experiments) == hours
 
 
 def test_rank_correlation() -> None:

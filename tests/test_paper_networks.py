@@ -349,10 +349,13 @@ def test_fewer_arms_can_be_drawn(arms: tuple[str, ...]) -> None:
 
 
 def test_a_diverged_arm_is_left_out_of_the_bars() -> None:
-    good, bad = {"mean": 70.0, "sem": 0.0}, {"mean": None, "sem": 0.0}
+    good, bad = ({"50.0 %": {"mean": mean, "sem": 0.0}} for mean in (70.0, None))
     found = {"before": {"OBS + SGD": good, "FLS + SGD": bad}, "after": {"OBS + SGD": good, "FLS + SGD": bad}}
     figure = semi_structured._draw(SMOKE, {"summary": {**found, "dense": 75.0}})
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["OBS + SGD"]
+    table = tables._semi_structured("x", {**found, "dense": 75.0, "seeds": 1})["x"].splitlines()
+    assert table[0].endswith("| 2:4, pruned | 2:4, trained |")
+    assert table[2:] == ["| OBS + SGD | 70.00 | 70.00 |", "| FLS + SGD | diverged | diverged |"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,24 @@ DENSE_RATES = ("one cycle", "constant")
 ARMS = ("magnitude + SGD", "OBS + SGD", "FLS + FishLeg", "FLS + SGD", "magnitude + FishLeg")
 CONTROL = "dense + SGD"  # nothing is removed: what training and renewed statistics alone are worth
 VERSION = 3  # of what the arms do; results of another are not mixed with these
+# what docs/reproduction.md reports of each dataset
+REPORTED = {
+    "cifar10": [
+        ("unstructured", "cifar10"),
+        ("semi_structured", "cifar10"),
+        ("unstructured", "cifar10-preset"),
+        ("unstructured", "cifar10-obs16"),
+        ("unstructured", "cifar10-short"),
+        ("semi_structured", "cifar10-short"),
+    ],
+    "tiny-imagenet": [
+        ("unstructured", "tiny-imagenet"),
+        ("semi_structured", "tiny-imagenet"),
+        ("unstructured", "tiny-imagenet-obs16"),
+        ("unstructured", "tiny-imagenet-preset"),
+        ("semi_structured", "tiny-imagenet-preset"),
+    ],
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,22 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from fishleg.paper.config import Config
-from fishleg.paper.harness import Results, mean_sem
+from fishleg.paper.harness import Results
 from fishleg.paper.resnet18 import Experiment
-from fishleg.paper.unstructured import COLOURS, by_arm, particulars
+from fishleg.paper.unstructured import COLOURS, accuracies, by_arm, particulars
 
 NAME = "semi_structured"
 
 
 def summary(config: Config, results: Results) -> Results:
-    """Accuracy at 2:4 by arm, right after the last pruning and after its training."""
-    found: Results = {"dense": results["dense"]["curve"][-1]["accuracy"], "seeds": len(config.seeds)}
-    for when in ("before", "after"):
-        found[when] = {
-            arm: mean_sem([seed["rows"][-1][when] for seed in seeds])
-            for arm, seeds in by_arm(config, config.semi_structured_arms, results).items()
-        }
-    return found
+    """Accuracies by arm on the way to 2:4, which is the last."""
+    runs = by_arm(config, config.semi_structured_arms, results)
+    return accuracies(config, runs, config.semi_structured, results)
 
 
 def _draw(config: Config, record: Results) -> Any:
@@ -29,9 +24,10 @@ def _draw(config: Config, record: Results) -> Any:
     found = record["summary"]
     figure = Figure(figsize=(6.5, 3.4), layout="constrained")
     axis = figure.subplots()
-    arms = [arm for arm, value in found["after"].items() if value["mean"] is not None]  # None: diverged
+    last = f"{100 * config.semi_structured[-1]:.1f} %"
+    arms = [arm for arm, value in found["after"].items() if value[last]["mean"] is not None]  # None: diverged
     for place, arm in enumerate(arms):
-        before, after = found["before"][arm], found["after"][arm]
+        before, after = found["before"][arm][last], found["after"][arm][last]
         axis.plot([before["mean"], after["mean"]], [place, place], color=COLOURS[arm], linewidth=0.8)
         # the open one is larger: it shows where the two coincide
         for value, face, size in ((before, "white", 10), (after, COLOURS[arm], 6)):

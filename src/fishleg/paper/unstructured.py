@@ -27,18 +27,26 @@ def by_arm(config: Config, arms: Sequence[str], results: Results) -> dict[str, l
     return {arm: [results[f"{arm}, seed {seed}"] for seed in config.seeds_of(arm)] for arm in arms}
 
 
-def summary(config: Config, results: Results) -> Results:
-    """Accuracies by arm and sparsity; what scorer and optimizer contribute, where all four are there."""
-    runs = by_arm(config, config.arms, results)
+def accuracies(
+    config: Config, runs: dict[str, list[Results]], sparsities: Sequence[float], results: Results
+) -> Results:
+    """Those of the dense model, and of each arm at each sparsity right after pruning and once trained."""
     found: Results = {"dense": results["dense"]["curve"][-1]["accuracy"], "seeds": len(config.seeds)}
     for when in ("before", "after"):
         found[when] = {
             arm: {
                 f"{100 * s:.1f} %": mean_sem([seed["rows"][i][when] for seed in seeds])
-                for i, s in enumerate(config.sparsities)
+                for i, s in enumerate(sparsities)
             }
             for arm, seeds in runs.items()
         }
+    return found
+
+
+def summary(config: Config, results: Results) -> Results:
+    """Accuracies by arm and sparsity; what scorer and optimizer contribute, where all four are there."""
+    runs = by_arm(config, config.arms, results)
+    found = accuracies(config, runs, config.sparsities, results)
     found["seconds"] = {arm: mean_sem([seed["seconds"] for seed in seeds]) for arm, seeds in runs.items()}
     if set(CROSSED) <= set(runs):
         common = set.intersection(*(set(config.seeds_of(arm)) for arm in CROSSED))
