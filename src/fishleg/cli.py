@@ -291,7 +291,7 @@ NETWORKS = ("unstructured", "semi_structured")
 @click.option("--out", "-o", default="paper-out", show_default=True, type=click.Path(path_type=Path))
 @click.option("--smoke", is_flag=True, help="A version of a few seconds, to see that it works.")
 @click.option("--config", help="For the networks: a TOML file, or cifar10 (default; -preset, -obs16, "
-              "-short), tiny-imagenet (-preset, -obs16), full-cifar10 (-ours), full-tiny-imagenet "
+              "-short, -crossed), tiny-imagenet (-preset, -obs16), full-cifar10 (-ours), full-tiny-imagenet "
               "(-ours)")  # fmt: skip
 @click.option(
     "--data", type=click.Path(path_type=Path), help="Where the datasets are [$FISHLEG_DATA, ./data]."

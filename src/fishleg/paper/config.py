@@ -21,6 +21,8 @@ REPORTED = {
     "cifar10": [
         ("unstructured", "cifar10"),
         ("semi_structured", "cifar10"),
+        ("semi_structured", "cifar10-crossed"),
+        ("semi_structured", "cifar10-preset"),
         ("unstructured", "cifar10-preset"),
         ("unstructured", "cifar10-obs16"),
         ("unstructured", "cifar10-short"),

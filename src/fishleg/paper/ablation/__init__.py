@@ -106,6 +106,14 @@ def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Result
             Unit(f"B, C: {structure}, {who}", pruning.structure_unit(settings, structure, who), cost=14)
             for who in ("paper", "ours")
         ]
+    units += [  # whether the rate between stages matters
+        Unit(
+            f"C: full, paper, {share:g} × the rate between stages",
+            pruning.structure_unit({**settings, "stage rate": share}, "full", "paper"),
+            cost=14,
+        )
+        for share in (0.3, 1.0)
+    ]
     units += [
         Unit(f"C: {name}", pruning.rival(settings, name), cost=0.5)
         for name in ("magnitude", "M-FAC, sum", "M-FAC, joint", "exact, sum", "exact, joint")
