@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import random
 import sys
+import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,25 +25,35 @@ from fishleg import AuxiliaryOptions, Gaussian, PruneStep, Surgeon
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 STAGES = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 SEEDS = (0, 1)
-METHODS: dict[str, dict[str, Any]] = {
-    "magnitude, per layer": {"method": "magnitude", "compensation": "none", "pattern": "layer"},
-    "magnitude, global": {"method": "magnitude", "compensation": "none"},
-    "diagonal": {"method": "diagonal"},
-    "oBERT, sum (published)": {"method": "obert", "compensation": "sum"},
-    "oBERT, joint": {"method": "obert"},
-    "KFAC": {"method": "kfac"},
-    "FLS, more damping, without exchanges": {"relative_damping": 0.1, "exchanges": 0},
-    "FLS, more damping": {"relative_damping": 0.1},
-    "FLS": {},
-}
-STAGED: dict[str, dict[str, Any]] = {
-    "FLS, more damping, without exchanges, staged": {"relative_damping": 0.1, "exchanges": 0}
+MORE_DAMPING = {"relative_damping": 0.1}  # what all methods but FLS with exchanges have by default
+# One Q for several rows of the table: the options of its surgeon, and what each row changes in them.
+ROWS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "magnitude, per layer": (
+        {"method": "magnitude", "compensation": "none", "pattern": "layer"},
+        {"magnitude, per layer": {}},
+    ),
+    "magnitude": ({"method": "magnitude", "compensation": "none"}, {"magnitude, global": {}}),
+    "diagonal": ({"method": "diagonal"}, {"diagonal": {}}),
+    "oBERT": (
+        {"method": "obert"},
+        {"oBERT, sum (published)": {"compensation": "sum"}, "oBERT, joint": {}},
+    ),
+    "KFAC": ({"method": "kfac"}, {"KFAC": {}}),
+    "FLS, more damping": (
+        MORE_DAMPING,
+        {"FLS, more damping, without exchanges": {"exchanges": 0}, "FLS, more damping": {}},
+    ),
+    "FLS": ({}, {"FLS": {}}),
+    "FLS, staged": (
+        {**MORE_DAMPING, "exchanges": 0},
+        {"FLS, more damping, without exchanges, staged": {}},
+    ),
 }
 # two seeds where it is close at 50 %
 UNITS: list[Unit] = [
-    {"method": method, "seed": seed}
-    for method in (*METHODS, *STAGED)
-    for seed in (SEEDS if method in ("oBERT, joint", "FLS, more damping") else SEEDS[:1])
+    {"q": q, "seed": seed}
+    for q in ROWS
+    for seed in (SEEDS if q in ("oBERT", "FLS, more damping", "FLS") else SEEDS[:1])
 ]
 # The bases of 1536 × 1537 matrices are dear to refine: each layer takes its turn at every eighth step.
 LEARNING = AuxiliaryOptions(groups=4, warm_start=32, refine_every=8)
@@ -55,31 +67,42 @@ def calibration(seed: int, batch_size: int = 64) -> list[dict[str, Tensor]]:
     return batches
 
 
-def surgeon_for(method: str, seed: int) -> Surgeon:
-    options = {"samples": 256, "auxiliary": LEARNING, **METHODS.get(method, {}), **STAGED.get(method, {})}
+def surgeon_for(q: str, seed: int) -> Surgeon:
+    options = {"samples": 256, "auxiliary": LEARNING, **ROWS[q][0]}
     return Surgeon(
         load_minilm(), calibration(seed), Gaussian(), generator=torch.Generator().manual_seed(seed), **options
     )
 
 
 def run(unit: Unit) -> dict[str, Any]:
-    surgeon = surgeon_for(unit["method"], unit["seed"])
-    rows = []
-    if unit["method"] in STAGED:
-
-        def stage_done(step: PruneStep) -> None:
-            rows.append(_row(step, surgeon))
-
-        surgeon.staged(STAGES, stage_done)
-        return {"rows": rows}
+    """The rows of one Q, with the CPU seconds of its estimate and of each pruning."""
+    surgeon = surgeon_for(unit["q"], unit["seed"])
+    changes = ROWS[unit["q"]][1]
+    if unit["q"].endswith("staged"):
+        rows: list[dict[str, Any]] = []
+        surgeon.staged(STAGES, lambda step: rows.append(_row(step, surgeon)))
+        return {"runs": dict.fromkeys(changes, rows), "threads": torch.get_num_threads()}
     dense = {name: value.clone() for name, value in surgeon.model.state_dict().items()}
+    started = time.process_time()
     inverse = surgeon.estimate()
-    for sparsity in SPARSITIES:
-        surgeon.model.load_state_dict(dense)
-        surgeon.masks = {}
-        step = surgeon.prune(sparsity, inverse=inverse)
-        rows.append(_row(step, surgeon))
-    return {"rows": rows}
+    estimate = time.process_time() - started
+    options, runs = surgeon.options, {}
+    for name, change in changes.items():
+        surgeon.options = replace(options, **change)
+        runs[name] = []
+        print(f"   {name}", flush=True)
+        for sparsity in SPARSITIES:
+            surgeon.model.load_state_dict(dense)
+            surgeon.masks = {}
+            started = time.process_time()
+            step = surgeon.prune(sparsity, inverse=inverse)
+            spent = round(time.process_time() - started, 1)
+            runs[name].append({**_row(step, surgeon), "pruning_cpu_seconds": spent})
+    return {
+        "runs": runs,
+        "estimate_cpu_seconds": round(estimate, 1),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _row(step: PruneStep, surgeon: Surgeon) -> dict[str, Any]:
@@ -88,18 +111,28 @@ def _row(step: PruneStep, surgeon: Surgeon) -> dict[str, Any]:
     return {**row, "predicted": step.predicted, "measured": step.measured}
 
 
+def by_method(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each row of the table, one per seed: rows, CPU seconds and memory of all rows of its Q."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for r in results:
+        known = {key: r[key] for key in ("seed", "cpu_seconds", "peak_mib")}
+        for name, rows in r["runs"].items():
+            found.setdefault(name, []).append({"rows": rows, **known})
+    return found
+
+
 def table(results: list[dict[str, Any]], dense: float) -> str:
     grid = (*SPARSITIES, 0.9)
     lines = [
         f"dense {dense:.4f}",
         f"{'method':<46}" + "".join(f"{s:>9.0%}" for s in grid) + "    CPU s    MiB",
     ]
-    for r in results:
-        found = {row["sparsity"]: row["spearman"] for row in r["rows"]}
-        cells = "".join(f"{found[s]:>9.4f}" if s in found else f"{'-':>9}" for s in grid)
-        lines.append(
-            f"{r['method'] + ', ' + str(r['seed']):<46}{cells}{r['cpu_seconds']:>9.0f}{r['peak_mib']:>7}"
-        )
+    for method, seeds in by_method(results).items():
+        for r in seeds:
+            found = {row["sparsity"]: row["spearman"] for row in r["rows"]}
+            cells = "".join(f"{found[s]:>9.4f}" if s in found else f"{'-':>9}" for s in grid)
+            name = f"{method}, {r['seed']}"
+            lines.append(f"{name:<46}{cells}{r['cpu_seconds']:>9.0f}{r['peak_mib']:>7}")
     return "\n".join(lines)
 
 
@@ -108,11 +141,10 @@ def plot(results: list[dict[str, Any]], dense: float) -> None:
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
-    for method in dict.fromkeys(r["method"] for r in results):
-        seeds = [r["rows"] for r in results if r["method"] == method]
+    for method, seeds in by_method(results).items():
         points = [
             (100 * rows[0]["sparsity"], mean([row["spearman"] for row in rows]))
-            for rows in zip(*seeds, strict=True)
+            for rows in zip(*(r["rows"] for r in seeds), strict=True)
         ]
         style = {"linewidth": 2.5} if method.startswith("FLS") else {"linestyle": "--"}
         axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method, **style)

@@ -19,13 +19,14 @@ from minilm import load_minilm, rank_correlation, similarities
 from minilm_oneshot import surgeon_for
 from torch import Tensor
 
-SPARSITY, METHODS, SPLITS, RESAMPLES = 0.5, ("oBERT, joint", "FLS"), ("test", "dev", "train"), 500
+SPARSITY, SPLITS, RESAMPLES = 0.5, ("test", "dev", "train"), 500
+METHODS = {"oBERT, joint": "oBERT", "FLS": "FLS"}  # and the Q of each
 
 
 def pruned_state(method: str, folder: Path) -> dict[str, Tensor]:
     path = folder / f"{method}-{SPARSITY}.pt"
     if not path.exists():
-        surgeon = surgeon_for(method, seed=0)
+        surgeon = surgeon_for(METHODS[method], seed=0)
         surgeon.prune(SPARSITY)
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(surgeon.model.state_dict(), path)
@@ -42,14 +43,15 @@ def compare(split: str, folder: Path) -> dict[str, Any]:
     generator, differences = torch.Generator().manual_seed(0), []
     for _ in range(RESAMPLES):
         drawn = torch.randint(len(scores), (len(scores),), generator=generator)
-        first, second = (rank_correlation(found[method][drawn], scores[drawn]) for method in METHODS)
-        differences.append(first - second)
-    correlations = {name: rank_correlation(values, scores) for name, values in found.items()}
+        values = [rank_correlation(found[method][drawn], scores[drawn]) for method in METHODS]
+        differences.append(values[0] - values[1])
+    correlations = {name: rank_correlation(cosines, scores) for name, cosines in found.items()}
+    ahead, behind = METHODS
     return {
         "split": split,
         "pairs": len(scores),
         **correlations,
-        "difference": correlations[METHODS[0]] - correlations[METHODS[1]],
+        "difference": correlations[ahead] - correlations[behind],
         "standard_error": float(torch.tensor(differences).std()),
     }
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from minilm_oneshot import SPARSITIES, STAGES, by_method
 from resnet20_gradual import mean_curves
 
 from fishleg.checkpoint import write_atomically
@@ -77,10 +78,9 @@ def gradual(results: list[dict[str, Any]]) -> Table:
 
 def minilm(results: list[dict[str, Any]]) -> Table:
     """Spearman's correlation by sparsity, and the KL to dense at 50 % (not staged); means over the seeds."""
-    levels = sorted({row["sparsity"] for r in results for row in r["rows"]} - {0.3, 0.75, 0.85})
+    levels = [*SPARSITIES, STAGES[-1]]
     table = []
-    for method in dict.fromkeys(r["method"] for r in results):
-        seeds = [r for r in results if r["method"] == method]
+    for method, seeds in by_method(results).items():
         found = [{row["sparsity"]: row for row in r["rows"]} for r in seeds]
         kept = [s for s in levels if s in found[0]]
         means = {s: sum(rows[s]["spearman"] for rows in found) / len(found) for s in kept}
