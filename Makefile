@@ -45,7 +45,7 @@ paper: $(VENV)/.stamp-dev
 
 # One thread per worker: the workers already fill the cores.
 test: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp-dev
 	$(PY) -m ruff check .
