@@ -358,6 +358,14 @@ def test_a_diverged_arm_is_left_out_of_the_bars() -> None:
     assert table[2:] == ["| OBS + SGD | 70.00 | 70.00 |", "| FLS + SGD | diverged | diverged |"]
 
 
+def test_magnitude_brings_what_fishleg_learns_from() -> None:
+    for preset, samples in (("ours", 256), ("paper", 100)):
+        config = configs.Config(dataset="cifar10", preset=preset)
+        surgery, _ = resnet18.arm_options(config, "magnitude + FishLeg")
+        assert (surgery["method"], surgery["compensation"]) == ("magnitude", "none")
+        assert surgery["samples"] == samples
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -60,6 +60,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
     crossed_seeds: tuple[int, ...] = ()  # of the arms that the paper has not; default: the same
     samples: int = 192  # gradients for FLS's first Q
+    fishleg_samples: int = 256  # and for FishLeg's, where the scorer has no Q
     refine: int = 24  # auxiliary steps before each cut, where the preset is ours
     obs_samples: int = 512  # gradients for each of OBS's
     device: str = "cpu"
@@ -75,7 +76,8 @@ class Config:
                 raise ValueError(f"{name} {rule}, got {list(getattr(self, name))}")
         if isinstance(self.classes, tuple):
             self._list_of("classes", str, "names")
-        whole = ("width", "stem_stride", "batch_size", "dense_epochs", "samples", "refine", "obs_samples")
+        whole = ("width", "stem_stride", "batch_size", "dense_epochs", "samples", "fishleg_samples", "refine",
+                 "obs_samples")  # fmt: skip
         for name in (*whole, *(() if isinstance(self.classes, tuple) else ("classes",))):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -129,7 +131,7 @@ class Config:
 
     def _but_usual(self, values: dict[str, Any]) -> dict[str, Any]:
         """Without what is newer than the oldest results and as it was for them."""
-        newer = {"dense_rate": "one cycle", "refine": 24}
+        newer = {"dense_rate": "one cycle", "refine": 24, "fishleg_samples": 256}
         return {key: value for key, value in values.items() if newer.get(key) != value}
 
 

@@ -49,7 +49,7 @@ def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any
     scorer, _, optimizer = arm.partition(" + ")
     scorer = "magnitude" if arm == CONTROL else scorer
     scorers: dict[str, dict[str, Any]] = {
-        "magnitude": {"method": "magnitude", "compensation": "none"},
+        "magnitude": {"method": "magnitude", "compensation": "none", "samples": config.fishleg_samples},
         # oBERT's: empirical Fisher, blocks of 50, single updates added up; damping and floor are ours
         "OBS": {"method": "obert", "compensation": "sum", "empirical": True, "samples": config.obs_samples},
         "FLS": {"samples": config.samples},
@@ -60,7 +60,9 @@ def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any
         tuning = {"optimizer": "fishleg", "refine": config.refine}
         if config.preset == "paper":
             paper, tuning = paper_preset(config)
-            surgery = {**paper, **surgery} if scorer == "magnitude" else {**surgery, **paper}
+            surgery = {**surgery, **paper}
+            if scorer == "magnitude":
+                surgery["compensation"] = "none"
     if config.preset == "paper":
         tuning["lr_schedule"] = "constant"
     return surgery, {"epochs": config.epochs, **tuning}
