@@ -52,12 +52,13 @@ class Watch:
         self.cpu_seconds += time.process_time() - self.started[1]
 
 
-def make_surgeon(method: str, seed: int, compensation: str) -> Surgeon:
+def make_surgeon(method: str, seed: int, compensation: str, **options: Any) -> Surgeon:
     images, labels = cifar10("train")
     loader = Batches(images, labels, 128, seed=100 + seed, augmented=True)
     batches = [x for _, (x, _) in zip(range(100), loader, strict=False)]  # inputs only
     generator = torch.Generator().manual_seed(seed)
-    return Surgeon(trained_resnet20(), batches, method=method, compensation=compensation, generator=generator)
+    chosen = {"method": method, "compensation": compensation, **options}
+    return Surgeon(trained_resnet20(), batches, generator=generator, **chosen)
 
 
 def run(unit: Unit) -> dict[str, Any]:

@@ -101,6 +101,22 @@ def minilm(results: list[dict[str, Any]]) -> Table:
     return ["STS-B test Spearman", *head], table
 
 
+def removed_rows(results: list[dict[str, Any]]) -> Table:
+    """Accuracy by share of rows removed; what is left of the parameters in the end, and the speed."""
+    head = [f"{result['sparsity']:.0%}" for result in results[0]["results"]]
+    table = [
+        [
+            r["rows"],
+            r["method"],
+            *(f"{result['accuracy']:.1f}" for result in r["results"]),
+            f"{r['results'][-1]['parameters']:.0%}",
+            f"{r['results'][-1]['speed']:.2f}",
+        ]
+        for r in results
+    ]
+    return ["rows", "test accuracy, %", *head, "parameters when cut", "speed, times dense"], table
+
+
 def shortened(head: list[str], rows: list[list[str]]) -> Table:
     """The rows that are compared most, all of them if none has such a name; what it cost is left out."""
     shown = [row for row in rows if row[0] in SHORT] or rows
@@ -110,7 +126,12 @@ def shortened(head: list[str], rows: list[list[str]]) -> Table:
 
 def tables() -> dict[str, str]:
     """Every table by name, as Markdown."""
-    makers = {"resnet20_oneshot": oneshot, "resnet20_gradual": gradual, "minilm_oneshot": minilm}
+    makers = {
+        "resnet20_oneshot": oneshot,
+        "resnet20_gradual": gradual,
+        "resnet20_rows": removed_rows,
+        "minilm_oneshot": minilm,
+    }
     found = {}
     for name, make in makers.items():
         head, rows = make(json.loads((RESULTS / f"{name}.json").read_text("utf-8")))

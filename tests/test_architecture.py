@@ -14,14 +14,14 @@ import fishleg
 ROOT = Path(fishleg.__file__).parent
 # Each room may import from those further up; rooms on one line do not know each other.
 ROOMS: tuple[set[str], ...] = (
-    {"operators", "likelihoods", "layers", "batches", "distributed"},
+    {"operators", "likelihoods", "layers", "batches", "distributed", "channels"},
     {"streams"},
     {"fisher"},
     {"inverse", "kfac", "warmstart"},
     {"auxiliary"},
     {"optimizer"},
     {"patterns", "masking", "yardstick"},
-    {"obs", "exchange", "baselines"},
+    {"obs", "exchange", "baselines", "cutting"},
     {"options"},
     {"prunable", "scalpel", "looks"},
     {"surgeon", "tuning"},

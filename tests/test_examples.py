@@ -34,15 +34,21 @@ CHECKS: dict[str, Callable[[str], bool]] = {
     "transformer": lambda text: close(text, rf"dense {NUMBER} %, 80 % .* gone {NUMBER} %", 5),
     "regression_from_dictionaries": lambda text: float(text.split()[-1]) < 0.03,
     "train_with_fishleg": lambda text: float(text.split()[-1]) < float(text.splitlines()[0].split()[-1]),
+    "smaller_and_faster": lambda text: (
+        close(text, rf"dense {NUMBER} %, small {NUMBER} %", 6)
+        and float(re.search(rf"{NUMBER}% of the parameters", text)[1]) < 35  # type: ignore[index]
+    ),
     "look_at_q": lambda text: "converged: True" in text,
 }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example(name: str) -> None:
+def test_example(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error::UserWarning"}
     command = [sys.executable, str(EXAMPLES[name])]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    run = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
+    )
     assert run.returncode == 0, run.stderr
     assert CHECKS[name](run.stdout), run.stdout
 

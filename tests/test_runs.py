@@ -58,6 +58,49 @@ def test_a_model_that_is_sparser_already_is_refused_before_anything_is_written(t
     assert not (tmp_path / "run").exists()
 
 
+def test_whole_rows_are_cut_out_of_the_model_that_is_left_behind(tmp_path, capsys):
+    run, record = go(tmp_path, sparsity=0.5, pattern="rows")
+    small = run.directory / "small.safetensors"
+    assert small.stat().st_size == record["bytes_small"] < record["bytes_plain"]
+    assert record["parameters_small"] < record["nonzero"]  # columns that read removed rows go, too
+    assert record["speed"]["what"].endswith("removed rows cut out")
+    report = (run.directory / "report.html").read_text()
+    assert "small.safetensors" in report
+    assert "the same kernels and shapes" not in report
+    flags = ["--weights", str(small), "--eval-data", QUICK["data"], "--json"]
+    result = CliRunner().invoke(main, ["eval", QUICK["model"], *flags])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["accuracy"] == record["sparse"]["metric"]
+    other = ["eval", "workload:digits", "--weights", str(small)]
+    result = CliRunner().invoke(main, other)
+    assert result.exit_code != 0
+    assert "does not fit the model: the state is that of another model" in result.output
+
+
+def written_sizes():
+    """A model that cannot do without its rows."""
+
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = nn.Linear(16, 12), nn.Linear(12, 3)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.inner(x.flatten(1))).view(-1, 12))
+
+    torch.manual_seed(0)
+    return Written()
+
+
+def test_a_model_that_cannot_be_cut_down_is_told(tmp_path):
+    recipe = make_recipe(QUICK, {"out": "run", "pattern": "rows", "sparsity": 0.5})
+    run = runs.start(recipe, base=tmp_path, model=written_sizes())
+    record = run.execute()
+    assert not (run.directory / "small.safetensors").exists()
+    assert any("no small.safetensors, removed rows stay" in w for w in record["warnings"])
+    assert record["status"] == "finished"
+
+
 def test_a_run_leaves_everything_behind(tmp_path):
     run, record = go(tmp_path, sparsity=0.8)
     names = {path.name for path in run.directory.iterdir()}

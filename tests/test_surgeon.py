@@ -216,7 +216,7 @@ def test_every_pattern_in_stages(pattern: str, reached: int | None, model: Digit
     assert len(seen) == 2
     assert steps[0].gamma == steps[1].gamma > 0
     if pattern == "rows":
-        rows = [mask.flatten(1) for mask in surgeon.masks.values()]
+        rows = [surgeon.masks[name].flatten(1) for name in surgeon.prunable]
         assert all(torch.equal(row.any(1), row.all(1)) for row in rows)
         assert sum(int((~row.any(1)).sum()) for row in rows) == round(0.5 * (8 + 16 + 32))
         assert sum(step.removed for step in steps) == sum(int((~row).sum()) for row in rows)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fishleg.api import prune
     from fishleg.attachment import attach
     from fishleg.auxiliary import Auxiliary, AuxStats
+    from fishleg.cutting import load_shrunk, shrink
     from fishleg.inverse import InverseFisher
     from fishleg.layers import register_layer
     from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
@@ -40,10 +41,12 @@ _HOMES = {
     "attach": "attachment",
     "gradual": "loop",
     "keep_zeros": "masking",
+    "load_shrunk": "cutting",
     "masks_of": "masking",
     "prune": "api",
     "register_layer": "layers",
     "schedule": "patterns",
+    "shrink": "cutting",
 }
 
 
@@ -75,8 +78,10 @@ __all__ = [
     "attach",
     "gradual",
     "keep_zeros",
+    "load_shrunk",
     "masks_of",
     "prune",
     "register_layer",
     "schedule",
+    "shrink",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,14 +15,16 @@ from fishleg.batches import Forward, default_forward
 from fishleg.fisher import undisturbed
 from fishleg.likelihoods import Likelihood
 from fishleg.loop import Progress, gradual
-from fishleg.masking import SPARSE
-from fishleg.patterns import as_pattern, as_sparsity, check_sparsities, plain, schedule
+from fishleg.masking import SPARSE, copied
+from fishleg.patterns import Pattern, as_pattern, as_sparsity, check_sparsities, plain, schedule
 from fishleg.streams import seeded
 from fishleg.surgeon import PruneStep, Surgeon
 from fishleg.tuning import FineTuning
 
 MODES = ("staged", "one-shot", "gradual")
-_SHRINK = 0.75  # at least this fraction of the weights survives each stage, unless stages are given
+# At least this fraction of the weights survives each stage, unless stages are given; and of whole rows, where
+# nothing is trained in between: a quadratic model holds for few of them at a time.
+_SHRINK, _SHRINK_ROWS = 0.75, 0.95
 
 
 def prune(
@@ -56,8 +57,8 @@ def prune(
         list of all intermediate ones.
     mode: "staged" (prune, compensate, look again; no training), "one-shot" (a single stage), or "gradual"
         (train after each stage, as `tuning` says, on `train_loader` or else `loader`).
-    stages, kind: the schedule, see `patterns.schedule`; by default enough stages that each keeps 75 %. They
-        begin at the sparsity that the model has already.
+    stages, kind: the schedule, see `patterns.schedule`; by default enough stages that each keeps 75 % (of
+        whole rows without training, 95 %). They begin at the sparsity that the model has already.
     options: fields of `SurgeonOptions`, for instance pattern="2:4", exclude=["^fc"], method="magnitude".
     progress: receives a line per stage; default: standard error.
     """
@@ -69,15 +70,15 @@ def prune(
         raise ValueError(f"train_loader needs mode='gradual', got mode={mode!r}")
     given = options.get("options")
     pattern = given.pattern if given is not None else options.get("pattern", "global")
-    schedule_to(sparsity, as_pattern(pattern).limit, mode, stages, kind)  # what is wrong is told at once
+    schedule_to(sparsity, as_pattern(pattern), mode, stages, kind)  # what is wrong is told at once
     report = _to_stderr if progress is None else progress
-    model = model if inplace else _copy(model)
+    model = model if inplace else copied(model, ", or pass inplace=True to prune the model itself")
     with seeded(seed, loader, train_loader):  # what looks at the data may draw random numbers
         surgeon = Surgeon(
             model, loader, likelihood, forward=forward,
             generator=torch.Generator().manual_seed(seed), **options,
         )  # fmt: skip
-    targets = schedule_to(sparsity, surgeon.pattern.limit, mode, stages, kind, start=surgeon.share_of_zeros)
+    targets = schedule_to(sparsity, surgeon.pattern, mode, stages, kind, start=surgeon.share_of_zeros)
     surgeon.check_removes(targets[0] if isinstance(plain(sparsity), Sequence) else targets[-1])
 
     def pruned(step: PruneStep) -> None:
@@ -120,19 +121,8 @@ def prune(
     return model
 
 
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:  # models hold anything: locks, files, handles of other libraries
-        raise ValueError(
-            f"the model cannot be copied ({type(error).__name__}: {error}): make permanent what "
-            "torch.nn.utils.prune or weight_norm has put on it (prune.remove, remove_weight_norm), or pass "
-            "inplace=True to prune the model itself"
-        ) from error
-
-
 def schedule_to(
-    sparsity: object, limit: float, mode: str, stages: int | None, kind: str, *, start: float = 0.0
+    sparsity: object, pattern: Pattern, mode: str, stages: int | None, kind: str, *, start: float = 0.0
 ) -> list[float]:
     """The sparsity after each stage, with the defaults of `prune`, for a model that is `start` sparse."""
     sparsity = plain(sparsity)
@@ -141,7 +131,7 @@ def schedule_to(
             raise ValueError("a list of sparsities is the schedule itself: leave out stages and one-shot")
         return check_sparsities(list(sparsity))
     if sparsity is None:
-        sparsity = 0.9 if limit == 1 else limit
+        sparsity = 0.9 if pattern.limit == 1 else pattern.limit
     sparsity = as_sparsity(sparsity)
     if not SPARSE < start < sparsity:
         start = 0.0
@@ -151,7 +141,8 @@ def schedule_to(
             raise ValueError(f"mode='one-shot' is a single stage, got {given}")
         return schedule("one-shot", sparsity, 1)
     if stages is None:
-        stages = max(1, math.ceil(math.log((1 - sparsity) / (1 - start)) / math.log(_SHRINK) - 1e-9))
+        kept = _SHRINK_ROWS if pattern.whole_rows and mode == "staged" else _SHRINK
+        stages = max(1, math.ceil(math.log((1 - sparsity) / (1 - start)) / math.log(kept) - 1e-9))
     return schedule(kind, sparsity, stages, start=start)
 
 

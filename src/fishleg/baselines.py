@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 
 METHODS = ("fishleg", "magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac", "exact")
 EMPIRICAL = ("diagonal", "obert", "mfac")
-# γ over the mean diagonal of F, in general, and for a learned Q with exchanges and without training
-# (benchmarks/damping.py compares)
-DAMPING, EXCHANGE_DAMPING = 0.1, 0.01
+# γ over the mean diagonal of F: in general, for a learned Q with exchanges and without training
+# (benchmarks/damping.py compares), and for whole rows (benchmarks/resnet20_rows.py)
+DAMPING, EXCHANGE_DAMPING, ROW_DAMPING = 0.1, 0.01, 1.0
 
 
 def estimate(

@@ -45,7 +45,8 @@ def zero_masked(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tens
 def masks_of(model: nn.Module) -> dict[str, Tensor]:
     """The masks of a pruned model, from its zeros: every matrix or kernel that has some.
 
-    A row that is gone takes its bias along, where that is zero, too. A tensor that is nothing but zeros was
+    A row that is gone takes its bias along, where that is zero, too; a channel whose scale and shift in a
+    BatchNorm are both zero is gone as well. A tensor that is nothing but zeros was
     not pruned (no layer is emptied) but starts there, as adapters do, and is left free.
     """
     return _with_biases(model, _weight_masks(model))
@@ -84,6 +85,11 @@ def _with_biases(model: nn.Module, masks: dict[str, Tensor]) -> dict[str, Tensor
             gone = ~masks[layer.weight].flatten(1).any(1) & (model.get_parameter(layer.bias) == 0)
             if bool(gone.any()):
                 masks[layer.bias] = ~gone
+    names = {id(p): name for name, p in model.named_parameters()}
+    for norm in (module for module in model.modules() if isinstance(module, _BatchNorm) and module.affine):
+        gone = (norm.weight == 0) & (norm.bias == 0)
+        if masks and bool(gone.any()) and not bool(gone.all()):
+            masks.update({names[id(p)]: ~gone for p in (norm.weight, norm.bias)})
     return masks
 
 
@@ -168,6 +174,17 @@ def check_owner(optimizers: Sequence[Optimizer], model: nn.Module, names: Iterab
 def first_few(names: Sequence[str]) -> str:
     """Some names of many, for a message."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def copied(model: nn.Module, otherwise: str = "") -> nn.Module:
+    """A deep copy; an error that says what to do where there can be none."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # models hold anything: locks, files, handles of other libraries
+        raise ValueError(
+            f"the model cannot be copied ({type(error).__name__}: {error}): make permanent what "
+            f"torch.nn.utils.prune or weight_norm has put on it (prune.remove, remove_weight_norm){otherwise}"
+        ) from error
 
 
 def renewable_norms(model: nn.Module) -> list[_BatchNorm]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fishleg.batches import Forward, iterate, move_batch
 from fishleg.fisher import frozen_statistics, uncompiled, undisturbed
@@ -124,6 +126,47 @@ def output_layers(
             f = forward(model, move_batch(batch, next(model.parameters()).device))
     direct = _makers(f.grad_fn, made, {name: i for i, name in enumerate(called)})
     return direct or set(called[-1:])
+
+
+def following_norms(
+    model: nn.Module, matrices: Collection[str], loader: Iterable[Any], forward: Forward
+) -> dict[str, list[str]]:
+    """By weight: the trainable parameters of the BatchNorm that takes its outputs, and nothing else.
+
+    A row that is removed takes its place in that norm along: what would be left is a constant, its shift.
+    """
+    batch = next(iterate(loader), None)
+    names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    made: list[tuple[str, Tensor]] = []
+    taken: dict[_BatchNorm, list[Any]] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if isinstance(module, _BatchNorm):
+            taken.setdefault(module, []).append(args[0] if args else kwargs.get("input"))
+        elif isinstance(output, Tensor):
+            own = [names.get(id(p), "") for p in module.parameters(recurse=False)]
+            made.extend((name, output) for name in own if name in matrices)
+
+    if batch is None or not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return {}
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+        with uncompiled(), undisturbed(), frozen_statistics(model):
+            forward(model, move_batch(batch, next(model.parameters()).device))
+    found: dict[str, list[str]] = {}
+    owners = Counter(id(p) for norm in taken for p in norm.parameters())
+    for norm, inputs in taken.items():
+        makers = [(name, output) for name, output in made if any(x is output for x in inputs)]
+        if len(inputs) != 1 or len(makers) != 1:
+            continue
+        name, output = makers[0]
+        weight = model.get_parameter(name)
+        rows_are_channels = output.dim() == 2 or weight.dim() > 2  # a sequence's may be its time steps
+        if rows_are_channels and norm.num_features == len(weight):
+            vectors = [names[id(p)] for p in norm.parameters() if id(p) in names and owners[id(p)] == 1]
+            found.setdefault(name, []).extend(vectors)
+    return found
 
 
 def _makers(end: Any, made: Mapping[Any, str], when: Mapping[str, int]) -> set[str]:

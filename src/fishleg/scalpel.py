@@ -206,7 +206,7 @@ class Scalpel:
         """What a mask removes of the weight's layer, packed; of a restricted Q, what goes now."""
         layer = self.layers[name]
         keep = {part: torch.ones_like(self.weight(part), dtype=torch.bool) for part in layer.names}
-        keep.update(self.bias_masks({name: mask}))
+        keep.update(self.vector_masks({name: mask}))
         keep[name] = mask
         removed, kept_before = ~layer.pack(keep), q.mask(layer.name)
         return removed if kept_before is None else removed & kept_before
@@ -216,12 +216,16 @@ class Scalpel:
         """The loss increase that Q expects of these masks, by weight; nothing is changed."""
         return {name: self._compensated(q, name, mask)[2].predicted for name, mask in masks.items()}
 
-    def bias_masks(self, masks: Mapping[str, Tensor]) -> Masks:
-        """A removed row takes its bias along."""
-        if not self.pattern.whole_rows:
-            return {}
-        biases = {name: self.layers[name].bias for name in masks}
-        return {bias: masks[name].flatten(1).any(1) for name, bias in biases.items() if bias}
+    def vector_masks(
+        self, masks: Mapping[str, Tensor], norms: Mapping[str, Sequence[str]] | None = None
+    ) -> Masks:
+        """A removed row takes its bias along, and its place in the vectors of the norm that follows."""
+        found: Masks = {}
+        for name, mask in masks.items() if self.pattern.whole_rows else ():
+            bias = self.layers[name].bias
+            vectors = [*([bias] if bias else []), *(norms or {}).get(name, ())]
+            found.update(dict.fromkeys(vectors, mask.flatten(1).any(1)))
+        return found
 
     def weight(self, name: str) -> Tensor:
         return self.model.get_parameter(name)

@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fishleg import looks, prunable
 from fishleg.auxiliary import Auxiliary, AuxStats
-from fishleg.baselines import DAMPING, EXCHANGE_DAMPING, estimate, learner, sub_batches
+from fishleg.baselines import DAMPING, EXCHANGE_DAMPING, ROW_DAMPING, estimate, learner, sub_batches
 from fishleg.batches import Forward, check_loader, cycle, default_forward
 from fishleg.distributed import take_from_first, tell_if_alone
 from fishleg.fisher import undisturbed
@@ -29,6 +29,7 @@ from fishleg.layers import find_layers
 from fishleg.likelihoods import Likelihood, as_likelihood
 from fishleg.masking import (
     SPARSE,
+    apply_masks,
     first_few,
     norm_inputs,
     normalised_by_batch,
@@ -106,6 +107,7 @@ class Surgeon:
         if not self.prunable:
             raise ValueError(f"nothing to prune:\n{self.table()}")
         prunable.tell_what_is_left_out(model, self.reasons)
+        self.norms = prunable.following_norms(model, self.prunable, loader, forward) if rows else {}
         self.masks: Masks = {}
         self.elsewhere: Masks = {}  # zeros of what is not pruned, for training to keep
         self.found: Masks = {}  # and those of what is, until the first pruning
@@ -242,10 +244,13 @@ class Surgeon:
         """As asked for, or else what suits.
 
         Exchanges are guided by all that Q knows, and damping blurs it; single scores are better with more.
-        So is a Q that follows a model in training: it is noisier than one that has it at rest.
+        So is a Q that follows a model in training: it is noisier than one that has it at rest. To remove a
+        whole row is a large step, of which a quadratic model knows little; its length counts then.
         """
         if self.options.relative_damping is not None:
             return self.options.relative_damping
+        if self.pattern.whole_rows:
+            return ROW_DAMPING
         return EXCHANGE_DAMPING if self.scalpel.exchanges and not self.trains else DAMPING
 
     def _estimation(self) -> dict[str, Any]:
@@ -319,7 +324,9 @@ class Surgeon:
             target = sparsity if not left else 1 - kept * ((1 - sparsity) / kept) ** (1 - left / cuts)
             new = self.exchange(q, self.select(q, target))
             predicted += self.scalpel.remove(q, new)
-            self.masks = {**self.masks, **new, **self.scalpel.bias_masks(new)}
+            vectors = self.scalpel.vector_masks(new, self.norms)
+            apply_masks(self.model, vectors)
+            self.masks = {**self.masks, **new, **vectors}
             if self.options.batchnorm_batches and not (left and self._refines_by_batch):
                 unrenewed = None if left else self.yardstick.moved(before)
                 count, moved = self.options.batchnorm_batches, self._moved_norms(inputs)

@@ -149,6 +149,14 @@ def cards(run: dict[str, Any], steps: Sequence[Step], metric: Metric) -> str:
             card("File size", count(plain_size, "B"), "ordinary checkpoint, zeros stored like the rest")
         )
 
+    small, left = amount("bytes_small"), amount("parameters_small")
+    if small and plain_size:
+        of = f"{count(left)} of {count(total)} parameters" if left and total else ""
+        both = [count(v, "B") for v in (plain_size, small)]
+        found.append(
+            card("Cut down", change(both[0], both[1]), of, "small.safetensors: removed rows are gone")
+        )
+
     speed = mapped(run.get("speed"))
     slow, fast = number(speed.get("dense_ms")), number(speed.get("sparse_ms"))
     timed = slow is not None and fast is not None and slow > 0 and fast > 0

@@ -155,7 +155,7 @@ class Plan:
 def make_plan(recipe: Recipe, surgeon: Surgeon, macs: Mapping[str, int], measured: str = "accuracy") -> Plan:
     """The plan for a recipe; budgets that cannot be met are errors."""
     limit = surgeon.pattern.limit
-    how = (limit, recipe.mode, recipe.stages, recipe.schedule)
+    how = (surgeon.pattern, recipe.mode, recipe.stages, recipe.schedule)
     if recipe.sparsities:
         return Plan(list(recipe.sparsities))
     if recipe.max_drop is not None:

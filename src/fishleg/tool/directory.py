@@ -18,6 +18,7 @@ except ImportError:  # not on Windows: there, two processes on one run are not n
 
 RUN, RECIPE, DENSE, LOCK, CHECKPOINTS = "run.json", "recipe.toml", "dense.ckpt", "lock", "checkpoints"
 MODEL, PACKED, REPORT, LOG = "model.safetensors", "packed.safetensors", "report.html", "log.jsonl"
+SMALL = "small.safetensors"
 
 
 def refuse_used(directory: Path) -> None:

@@ -86,7 +86,9 @@ class Recipe:
 
     method: str = _option("method", "fishleg", "Which Q scores and compensates.", choices=METHODS)
     mode: str = _option("method", "staged", "staged and one-shot do not train.", choices=MODES)
-    stages: int | None = _option("method", None, "Pruning steps; default: each keeps 75 %.", rule=">= 1")
+    stages: int | None = _option(
+        "method", None, "Pruning steps; default: each keeps 75 %, of untrained rows 95 %.", rule=">= 1"
+    )
     schedule: str = _option("method", "exponential", "How the sparsity rises.", choices=SCHEDULES)
     compensation: str = _option(
         "method", "joint", "How the other weights make up for the removed ones.", choices=COMPENSATIONS

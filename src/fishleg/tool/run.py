@@ -38,6 +38,7 @@ from fishleg.tool.directory import (
     LOCK,
     RECIPE,
     RUN,
+    SMALL,
     locked,
     read_record,
     refuse_used,
@@ -46,7 +47,7 @@ from fishleg.tool.errors import Interrupted, ToolError
 from fishleg.tool.events import Listener, check_trackers
 from fishleg.tool.ledger import Ledger
 from fishleg.tool.metrics import Evaluation
-from fishleg.tool.outputs import write_models, write_report
+from fishleg.tool.outputs import write_models, write_report, write_small
 from fishleg.tool.outside import StopRequest, warnings_to
 from fishleg.tool.recipe import Recipe, load_recipe, make_recipe
 from fishleg.tool.setup import Prepared, prepare
@@ -364,7 +365,14 @@ class Run:
             "nonzero": sum(int((p != 0).sum()) for p in self.model.parameters()),
             "macs_sparse": kept_macs(self.macs, masks),
         }  # fmt: skip
-        self.record["speed"] = compare_speed(self.dense, self.model, self._batch, self._forward)
+        runs_as = self.model
+        if self.surgeon.pattern.whole_rows:
+            try:
+                runs_as, cut = write_small(self.directory, self.model, self._batch, self._forward, facts)
+                self.record |= cut
+            except (ValueError, RuntimeError) as error:
+                self.ledger.warn(f"no {SMALL}, removed rows stay in the model as zeros: {error}")
+        self.record["speed"] = compare_speed(self.dense, runs_as, self._batch, self._forward)
         self.record["layers"] = describe_layers(self.surgeon, self.macs)
         write_report(
             self.directory, {**self.record, **self.ledger.summary("finished")}, self.recipe.to_toml()
@@ -378,7 +386,16 @@ class Run:
             "finish",
             message=f"done: {self.evaluator.name} {shown(dense)} -> {shown(sparse)} at sparsity "
             f"{self.record['sparsity']:.2%}; packed file {self.record['bytes_sparse']:,} of "
-            f"{self.record['bytes_plain']:,} bytes",
+            f"{self.record['bytes_plain']:,} bytes{self._told_of_small()}",
+        )
+
+    def _told_of_small(self) -> str:
+        if "bytes_small" not in self.record:
+            return ""
+        speed = self.record["speed"]
+        return (
+            f"; {SMALL}, without the removed rows, {self.record['bytes_small']:,} bytes and "
+            f"{speed['dense_ms'] / speed['sparse_ms']:.2f} times as fast"
         )
 
     # -- saving and loading

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from fishleg.cutting import load_shrunk
 from fishleg.tool.errors import ToolError, nearest
 from fishleg.tool.workloads import WORKLOADS, Workload
 
@@ -182,6 +183,13 @@ def _iterator(loader: Iterable[Any], spec: str, what: str) -> Any:
         raise SourceError(f"{what}: iterating over what {spec} returned raised {told(error)}") from error
 
 
+SHRUNK = "fishleg_shrunk"  # in a file's header: the state dict of a model without its zero rows
+
+
+class ShrunkState(dict[str, Tensor]):
+    """A state dict whose tensors are parts of the model's."""
+
+
 def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor]:
     """A state dict from a .safetensors or torch file, without unpickling arbitrary objects."""
     path = (base or Path.cwd()) / path
@@ -190,11 +198,15 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
         raise SourceError(f"weights: {problem}")
     try:
         if path.suffix == ".safetensors":
+            from safetensors import safe_open
             from safetensors.torch import load_file
 
             from fishleg.tool.packing import unpack
 
             state: Any = unpack(load_file(path))
+            with safe_open(path, framework="pt") as file:
+                if SHRUNK in (file.metadata() or {}):
+                    return ShrunkState(state)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -223,7 +235,13 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
 
 
 def apply_weights(model: nn.Module, state: dict[str, Tensor], where: str | Path) -> None:
-    """Load a state dict; what does not fit is named."""
+    """Load a state dict; what does not fit is named. That of a shrunk model cuts the model down first."""
+    if isinstance(state, ShrunkState):
+        try:
+            load_shrunk(model, state)
+        except (ValueError, RuntimeError) as error:
+            raise SourceError(f"weights: {where} does not fit the model: {error}") from error
+        return
     own = model.state_dict()
     missing = [name for name in own if name not in state]
     extra = [name for name in state if name not in own]

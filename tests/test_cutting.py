@@ -1,0 +1,555 @@
+"""Models without their zero rows: the same outputs, the sizes that must come out, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.prune import random_unstructured
+
+from fishleg import load_shrunk, shrink
+from fishleg.workloads.models import DigitsNet, ResNet18, resnet20
+
+
+def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters() if p.dim() > 1}
+
+
+@torch.no_grad()
+def remove(model: nn.Module, name: str, rows: list[int]) -> None:
+    """Zero rows of a layer's weight and bias."""
+    layer: Any = model.get_submodule(name)
+    layer.weight[rows] = 0
+    if layer.bias is not None:
+        layer.bias[rows] = 0
+
+
+@torch.no_grad()
+def scramble(model: nn.Module) -> nn.Module:
+    """BatchNorms whose every number matters."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    return model
+
+
+def check(model: nn.Module, batch: Any, expected: dict[str, tuple[int, ...]]) -> nn.Module:
+    """Shrink in float64: same outputs, these sizes (others unchanged), and a state that loads."""
+    model = model.double().eval()
+    small = shrink(model, batch)
+    assert sizes(small) == {**sizes(model), **expected}
+    x = batch if isinstance(batch, tuple) else (batch,)
+    with torch.no_grad():
+        assert torch.allclose(small(*x), model(*x), atol=1e-12)
+        assert torch.equal(load_shrunk(copy.deepcopy(model), small.state_dict())(*x), small(*x))
+    return small
+
+
+class Residual(nn.Module):
+    """Two layers that are added up, and one that reads the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(5, 6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(functional.relu(self.first(x) + self.second(x)))
+
+
+class Joined(nn.Module):
+    """Feature maps side by side, flattened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(2, 3, 1)
+        self.norm = nn.BatchNorm2d(7)
+        self.last = nn.Linear(7 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.max_pool2d(self.norm(torch.cat([self.a(x), self.b(x)], 1)), 2)
+        return self.last(y.flatten(1))
+
+
+class Squeezed(nn.Module):
+    """Depthwise convolution, squeeze and excitation, a scale per channel, a transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand = nn.Conv2d(2, 6, 1)
+        self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.gate = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.randn(6, 1, 1))
+        self.activation = nn.PReLU(6)
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.depthwise(functional.relu6(self.expand(x)))
+        y = self.activation(y * self.gate(y.mean((2, 3)))[:, :, None, None].sigmoid() * self.scale)
+        return self.last(y.flatten(2).transpose(1, 2)).mean(1)
+
+
+class Block(nn.Module):
+    """A transformer's: attention, LayerNorm, and the two linear layers in which rows can go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.norm(x + self.down(functional.gelu(self.up(x)))).mean(1))
+
+
+class Twice(nn.Module):
+    """One layer used twice: its columns read the inputs once and its own rows once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(functional.relu(self.inner(x))))
+
+
+class Padded(nn.Module):
+    """A shortcut with more channels, by zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = nn.Linear(3, 4), nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.a(x))
+        return self.last(functional.pad(y, (1, 1)) + self.b(y))
+
+
+class Parts(nn.Module):
+    """A gated unit: halves of one layer's outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.last = nn.Linear(4, 12), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.wide(x).chunk(2, dim=-1)
+        return self.last(value * torch.sigmoid(gate))
+
+
+def test_rows_go_with_the_columns_that_read_them() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    remove(model, "0", [0, 3, 7])
+    remove(model, "2", [1])
+    check(model, torch.randn(4, 5).double(), {"0.weight": (5, 5), "2.weight": (5, 5), "4.weight": (3, 5)})
+
+
+def test_rows_that_nobody_reads_go_though_they_are_not_zero() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad():
+        model[4].weight[:, 2] = 0  # row 2 of the layer before is not read, nor is what it alone reads
+        model[2].weight[:, 5] = 0
+        model[2].weight[2, 5] = 1
+    check(model, torch.randn(4, 5).double(), {"0.weight": (7, 5), "2.weight": (5, 7), "4.weight": (3, 5)})
+
+
+def test_what_is_not_zero_after_all_stays() -> None:
+    """f(0) ≠ 0, a bias, or BatchNorm's mean or shift."""
+    x = torch.randn(4, 5).double()
+    sigmoid = nn.Sequential(nn.Linear(5, 8), nn.Sigmoid(), nn.Linear(8, 3))
+    remove(sigmoid, "0", [1, 2])
+    biased = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        biased[0].weight[1:3] = 0
+    for model in (sigmoid, biased):
+        with pytest.raises(ValueError, match=r"nothing can be cut out: 2 rows of 0\.weight are zero, but"):
+            shrink(model.double(), x)
+    images = torch.randn(2, 2, 4, 4).double()
+    for part in ("bias", "running_mean"):
+        normed = nn.Sequential(nn.Conv2d(2, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Conv2d(6, 3, 1))
+        remove(normed, "0", [0, 1])
+        with torch.no_grad():
+            getattr(normed[1], part)[1] = 1.0
+        check(normed, images, {"0.weight": (5, 2, 3, 3), "2.weight": (3, 5, 1, 1)})
+
+
+def test_batchnorm_scale_and_shift_of_zero_remove_a_channel() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 1), nn.Flatten())
+    scramble(model)
+    with torch.no_grad():
+        model[1].weight[[1, 4]] = model[1].bias[[1, 4]] = 0
+    small = check(
+        model, torch.randn(2, 2, 4, 4).double(), {"0.weight": (4, 2, 3, 3), "3.weight": (3, 4, 1, 1)}
+    )
+    assert small[0].out_channels == small[1].num_features == small[3].in_channels == 4
+    assert small[1].running_mean.shape == (4,)
+
+
+def test_terms_of_a_sum_go_together() -> None:
+    model = Residual()
+    remove(model, "first", [0, 1, 2])
+    remove(model, "second", [1, 2, 5])
+    expected = {"first.weight": (4, 5), "second.weight": (4, 5), "last.weight": (3, 4)}
+    check(model, torch.randn(4, 5).double(), expected)
+
+
+def test_feature_maps_side_by_side_and_flattened() -> None:
+    model = scramble(Joined())
+    remove(model, "a", [0, 2])
+    remove(model, "b", [1])
+    with torch.no_grad():
+        for i in (0, 2, 5):
+            model.norm.weight[i] = model.norm.bias[i] = 0
+    expected = {"a.weight": (2, 2, 3, 3), "b.weight": (2, 2, 1, 1), "last.weight": (3, 16)}
+    check(model, torch.randn(2, 2, 4, 4).double(), expected)
+
+
+def test_depthwise_gates_scales_and_slopes() -> None:
+    model = Squeezed()
+    remove(model, "expand", [1, 2])
+    remove(model, "depthwise", [2])  # channel 1 has a bias there: it is not zero
+    remove(model, "gate", [2])
+    expected = {
+        "expand.weight": (5, 2, 1, 1), "depthwise.weight": (5, 1, 3, 3), "gate.weight": (5, 5),
+        "scale": (5, 1, 1), "last.weight": (3, 5),
+    }  # fmt: skip
+    small = check(model, torch.randn(2, 2, 4, 4).double(), expected)
+    assert small.depthwise.groups == small.activation.num_parameters == 5
+
+
+def test_a_transformer_loses_rows_between_its_linear_layers_only(caplog: pytest.LogCaptureFixture) -> None:
+    model = Block()
+    remove(model, "up", [0, 1, 2, 3])
+    remove(model, "down", [5])  # added to the stream that LayerNorm reads
+    with caplog.at_level(logging.WARNING):
+        check(model, torch.randn(2, 3, 8).double(), {"up.weight": (8, 8), "down.weight": (8, 8)})
+    assert "1 rows of down.weight are zero and stay" in caplog.text
+
+
+def test_a_layer_that_is_used_twice() -> None:
+    model = Twice()
+    remove(model, "inner", [1])
+    with pytest.raises(ValueError, match=r"1 rows of inner\.weight are zero, but"):
+        shrink(model, torch.randn(2, 4))  # its columns read the inputs, too
+
+
+def test_zeros_that_pad_a_shortcut_hold_what_is_added_to_them() -> None:
+    model = Padded()
+    remove(model, "a", [0])
+    remove(model, "b", [0, 1, 5])  # 0 and 5 meet the padding, 1 meets row 0 of a
+    expected = {"a.weight": (3, 3), "b.weight": (5, 3), "last.weight": (2, 5)}
+    check(model, torch.randn(2, 3).double(), expected)
+
+
+def test_halves_of_a_layer_go_together() -> None:
+    model = Parts()
+    remove(model, "wide", [2, 9])  # a zero value, and a zero gate, which is open
+    check(model, torch.randn(3, 4).double(), {"wide.weight": (10, 4), "last.weight": (2, 5)})
+
+
+def test_grouped_convolutions_stay() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten())
+    remove(model, "0", [1])
+    with pytest.raises(ValueError, match=r"1 rows of 0\.weight are zero, but"):
+        shrink(model, torch.randn(2, 2, 3, 3))
+
+
+def test_no_layer_is_emptied() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    remove(model, "0", list(range(8)))
+    check(model, torch.randn(4, 5).double(), {"0.weight": (1, 5), "2.weight": (3, 1)})
+
+
+def test_the_models_own_outputs_stay() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    remove(model, "2", [1])
+    with pytest.raises(ValueError, match=r"nothing can be cut out: 1 rows of 2\.weight"):
+        shrink(model, torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("make", [DigitsNet, resnet20, lambda: ResNet18(width=8)])
+def test_networks_with_random_rows_removed(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(3)
+    model = scramble(make()).double().eval()
+    modules = dict(model.named_modules())
+    with torch.no_grad():
+        for name, module in modules.items():
+            if name.endswith(("conv1", "conv2", "conv3")):
+                gone = torch.rand(len(module.weight)) < 0.4
+                norm: Any = modules[name.replace("conv", "bn")]
+                module.weight[gone] = norm.weight[gone] = norm.bias[gone] = 0
+    x = torch.randn(2, 1 if isinstance(model, DigitsNet) else 3, 16, 16).double()
+    small = shrink(model, x)
+    with torch.no_grad():
+        assert torch.allclose(small(x), model(x), atol=1e-12)
+    assert sum(p.numel() for p in small.parameters()) < 0.75 * sum(p.numel() for p in model.parameters())
+    loaded = load_shrunk(make().double().eval(), small.state_dict())
+    assert torch.equal(loaded(x), small(x))
+
+
+def test_the_model_is_left_alone_and_the_copy_can_be_trained() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2))
+    model = model.to(memory_format=torch.channels_last)
+    model[4].weight.requires_grad_(False)
+    with torch.no_grad():
+        model[1].weight[:2] = model[1].bias[:2] = 0
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    x = torch.randn(3, 1, 4, 4)
+    small = shrink(model, (x, torch.zeros(3)))
+    assert model.training
+    assert small[1].training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [p.requires_grad for p in small.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert small[0].weight.is_contiguous(memory_format=torch.channels_last)
+    small(x).sum().backward()
+    assert small[0].weight.grad.shape == (4, 1, 3, 3)
+
+
+def test_a_call_of_ones_own_and_keyword_arguments() -> None:
+    model = Residual()
+    remove(model, "first", [0])
+    remove(model, "second", [0])
+    x = torch.randn(2, 5)
+    for batch, forward in (({"x": x}, None), ([1, x], lambda m, b: m(b[1]))):
+        small = shrink(model, batch, **({} if forward is None else {"forward": forward}))
+        assert torch.allclose(small(x), model(x), atol=1e-6)
+        assert small.first.out_features == small.last.in_features == 5
+
+
+class Written(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 4, 3), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.conv(x).view(-1, 16))
+
+
+class Depends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) if bool(x.sum() > 0) else self.a(-x)
+
+
+def test_what_cannot_be_done_is_told() -> None:
+    written = Written()
+    remove(written, "conv", [0, 1])
+    with pytest.raises(ValueError, match="counts on a size that is written down"):
+        shrink(written, torch.randn(2, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"torch\.export cannot trace the model"):
+        shrink(Depends(), torch.randn(2, 3))
+    with pytest.raises(ValueError, match=r'no whole row of a weight is zero, .* \(pattern="rows"'):
+        shrink(Residual(), torch.randn(2, 5))
+
+
+def test_a_state_that_is_no_part_of_the_model_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    larger = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
+    with pytest.raises(ValueError, match=r"0.weight has shape \(9, 5\) .* no part of \(8, 5\)"):
+        load_shrunk(model, larger.state_dict())
+    assert sizes(model) == {"0.weight": (8, 5), "2.weight": (3, 8)}
+    missing = {name: value for name, value in model.state_dict().items() if name != "0.bias"}
+    with pytest.raises(ValueError, match=r"only one of the two has 0\.bias"):
+        load_shrunk(model, missing)
+
+
+class Lambda(nn.Module):
+    """Two layers of eight and one that reads, put together by a function."""
+
+    def __init__(self, f: Callable[[Any, Tensor], Any], wide: int = 8) -> None:
+        super().__init__()
+        self.a, self.b, self.o = nn.Linear(6, 8), nn.Linear(6, wide), nn.Linear(8, 3)
+        self.g = nn.Parameter(torch.ones(8))
+        self.f = f
+
+    def forward(self, x: Tensor) -> Any:
+        return self.f(self, x)
+
+
+def overwritten(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    alias = functional.dropout(h, 0.1, training=False)
+    h += functional.relu(m.b(x))
+    return m.o(alias)
+
+
+def assigned(m: Any, x: Tensor) -> Tensor:
+    h, c = m.a(x), functional.relu(m.b(x))
+    h[:, 0] = c[:, 0]
+    return m.o(h)
+
+
+def pooled(m: Any, x: Tensor) -> Tensor:
+    return m.o(functional.max_pool1d(functional.relu(m.a(x))[:, None], 3, 1, 1)[:, 0])
+
+
+def rolled(m: Any, x: Tensor) -> Tensor:
+    return m.o(functional.relu(m.a(x)).roll(2, 1))
+
+
+def spread(m: Any, x: Tensor) -> Tensor:
+    return m.o(functional.softplus(m.a(x)) + m.b(x)[:, :1] * m.g)
+
+
+def scaled_by_width(m: Any, x: Tensor) -> Tensor:
+    h = functional.relu(m.a(x))
+    return m.o(h * h.shape[-1] ** -0.5)
+
+
+@pytest.mark.parametrize("f", [overwritten, assigned, pooled, rolled, spread])
+def test_what_only_looks_like_zero_is_never_cut(f: Callable[[Any, Tensor], Tensor]) -> None:
+    """On the batch that is shown, what is added to the zero rows is zero; on others it is not."""
+    model = Lambda(f).double()
+    remove(model, "a", [0, 1, 7])
+    with torch.no_grad():
+        model.b.bias -= 3
+        model.a.bias[[2, 6]] -= 3
+    shown = 0.01 * torch.randn(2, 6).double()
+    with pytest.raises(ValueError, match="nothing can be cut out"):
+        shrink(model, shown)
+
+
+def test_moves_that_would_take_other_channels_hold_them() -> None:
+    def sliced(m: Any, x: Tensor) -> Tensor:
+        return m.o(torch.cat([functional.relu(m.a(x))[:, 2:6], functional.relu(m.b(x))[:, :4]], 1))
+
+    model = Lambda(sliced, wide=4).double()
+    remove(model, "a", [3])
+    remove(model, "b", [3])  # a[:, 2:6] of fewer channels would be others; b[:, :4] is all of b
+    x = torch.randn(2, 6).double()
+    small = shrink(model, x)
+    assert torch.allclose(small(x), model(x))
+    assert [len(small.a.weight), len(small.b.weight)] == [8, 3]
+
+
+def test_all_outputs_stay_and_low_precision_hides_nothing() -> None:
+    model = Lambda(lambda m, x: (m.o(h := functional.relu(m.a(x))), {"features": h}))
+    remove(model, "a", [0, 1])
+    with pytest.raises(ValueError, match="nothing can be cut out"):
+        shrink(model, torch.randn(2, 6))
+    small = shrink(model, torch.randn(2, 6), forward=lambda m, x: m(x)[0])  # whoever wants less gets less
+    assert small.a.out_features == 6
+    for dtype in (torch.bfloat16, torch.float32):
+        wide = Lambda(scaled_by_width).to(dtype)
+        remove(wide, "a", [0])
+        with pytest.raises(RuntimeError, match=r"outputs differ by .* \(allowed"):
+            shrink(wide, torch.randn(2, 6, dtype=dtype))
+
+
+def test_a_branch_that_is_not_taken_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    def two_heads(m: Any, x: Tensor) -> Any:
+        h = functional.relu(m.a(x))
+        return (m.o(h), m.b(x)) if m.training else m.o(h)
+
+    model = Lambda(two_heads)
+    remove(model, "a", [0])
+    with caplog.at_level(logging.WARNING):
+        shrink(model, torch.randn(2, 6))
+    assert "g, b.weight, b.bias had no part in the outputs" in caplog.text
+
+
+def test_a_layer_whose_result_nobody_wants_is_cut_as_well() -> None:
+    def unwanted(m: Any, x: Tensor) -> Tensor:
+        h = functional.relu(m.a(x))
+        h * m.g
+        m.b(functional.pad(h, (0, 0)))
+        return m.o(h)
+
+    model = Lambda(unwanted)
+    model.b = nn.Linear(8, 4)
+    remove(model, "a", [0, 1, 2])
+    remove(model, "b", [0])
+    small = shrink(model, torch.randn(2, 6))
+    assert small.g.shape == (5,)
+    assert small.o.weight.shape == (3, 5)
+    assert small.b.weight.shape == (4, 5)  # its outputs may be wanted at other times
+
+
+def test_the_model_and_the_batch_are_not_touched_by_the_check() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.o = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            x.mul_(2)
+            return self.o(functional.relu(self.a(x)))
+
+    model, x = Counts(), torch.randn(2, 6)
+    remove(model, "a", [0])
+    before = x.clone()
+    small = shrink(model, x)
+    assert torch.equal(x, before)
+    assert model.calls == small.calls == 0
+
+
+def test_buffers_that_no_state_has_are_not_cut() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, persistent: bool) -> None:
+            super().__init__()
+            self.a, self.o = nn.Linear(6, 8), nn.Linear(8, 3)
+            self.register_buffer("k", torch.arange(1.0, 9.0), persistent=persistent)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.o(functional.relu(self.a(x)) * self.k)
+
+    kept, lost = Scaled(True), Scaled(False)
+    x = torch.randn(2, 6)
+    for model in (kept, lost):
+        remove(model, "a", [1])
+    small = shrink(kept, x)
+    assert torch.equal(load_shrunk(Scaled(True), small.state_dict())(x), small(x))
+    with pytest.raises(ValueError, match=r"1 rows of a\.weight are zero, but"):
+        shrink(lost, x)
+
+
+def test_a_multiplier_in_a_depthwise_convolution_is_left_alone() -> None:
+    last = nn.Conv2d(8, 5, 1), nn.Conv2d(5, 2, 1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 3, groups=4), *last)
+    assert load_shrunk(model, model.state_dict())[1].groups == 4
+    remove(model, "0", [1])
+    remove(model, "2", [1])
+    check(model, torch.randn(2, 3, 5, 5).double(), {"2.weight": (4, 8, 1, 1), "3.weight": (2, 4, 1, 1)})
+
+
+def test_wrapped_models_and_models_that_cannot_be_copied() -> None:
+    model = Residual()
+    remove(model, "first", [0])
+    remove(model, "second", [0])
+    x = torch.randn(2, 5)
+    assert isinstance(shrink(nn.DataParallel(model), x), Residual)
+    compiled = torch.compile(model, backend="eager")
+    assert torch.allclose(shrink(compiled, x)(x), model(x), atol=1e-6)
+    random_unstructured(model.last, "weight", 0.5)
+    model(x)
+    with pytest.raises(ValueError, match=r"cannot be copied .*prune\.remove"):
+        shrink(model, x)
+    with pytest.raises(ValueError, match="the model has no parameters"):
+        shrink(nn.ReLU(), x)
+
+
+def test_outputs_that_are_no_ordinary_numbers() -> None:
+    def masked(m: Any, x: Tensor) -> Any:
+        y = m.o(functional.relu(m.a(x)))
+        return y.masked_fill(y > 0, -torch.inf), y.argmax(1)
+
+    model = Lambda(masked)
+    remove(model, "a", [0])
+    assert shrink(model, torch.randn(4, 6)).a.out_features == 7
