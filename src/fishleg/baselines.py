@@ -50,7 +50,7 @@ METHODS = ("fishleg", "magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac",
 EMPIRICAL = ("diagonal", "obert", "mfac")
 # γ over the mean diagonal of F: in general, for a learned Q with exchanges and without training
 # (benchmarks/damping.py compares), and for whole rows (benchmarks/resnet20_rows.py)
-DAMPING, EXCHANGE_DAMPING, ROW_DAMPING = 0.1, 0.01, 1.0
+DAMPING, EXCHANGE_DAMPING, ROW_DAMPING = 0.1, 0.01, 0.3
 
 
 def estimate(

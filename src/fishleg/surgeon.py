@@ -245,7 +245,7 @@ class Surgeon:
 
         Exchanges are guided by all that Q knows, and damping blurs it; single scores are better with more.
         So is a Q that follows a model in training: it is noisier than one that has it at rest. To remove a
-        whole row is a large step, of which a quadratic model knows little; its length counts then.
+        whole row is a large step, of which a quadratic model knows little.
         """
         if self.options.relative_damping is not None:
             return self.options.relative_damping
