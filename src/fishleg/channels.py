@@ -178,8 +178,8 @@ class ChannelGraph:
             return self._item
         special = {
             "linear": self._linear, "conv1d": self._conv, "conv2d": self._conv, "conv3d": self._conv,
-            "convolution": self._conv, "batch_norm": self._batch_norm, "prelu": self._prelu,
-            "pad": self._pad, "constant_pad_nd": self._pad,
+            "batch_norm": self._batch_norm, "prelu": self._prelu, "pad": self._pad,
+            "constant_pad_nd": self._pad,
         }  # fmt: skip
         if name in special:
             return special[name]
