@@ -14,8 +14,8 @@ import fishleg
 ROOT = Path(fishleg.__file__).parent
 # Each room may import from those further up; rooms on one line do not know each other.
 ROOMS: tuple[set[str], ...] = (
-    {"operators", "likelihoods", "layers", "batches", "distributed", "channels"},
-    {"streams"},
+    {"operators", "likelihoods", "layers", "batches", "distributed", "tracing"},
+    {"streams", "channels"},
     {"fisher"},
     {"inverse", "kfac", "warmstart"},
     {"auxiliary"},

@@ -388,6 +388,12 @@ def overwritten(m: Any, x: Tensor) -> Tensor:
     return m.o(alias)
 
 
+def changed_in_a_view(m: Any, x: Tensor) -> Tensor:
+    h = m.a(x)
+    h.view(-1, 2, 4).sigmoid_()
+    return m.o(h)
+
+
 def assigned(m: Any, x: Tensor) -> Tensor:
     h, c = m.a(x), functional.relu(m.b(x))
     h[:, 0] = c[:, 0]
@@ -411,7 +417,7 @@ def scaled_by_width(m: Any, x: Tensor) -> Tensor:
     return m.o(h * h.shape[-1] ** -0.5)
 
 
-@pytest.mark.parametrize("f", [overwritten, assigned, pooled, rolled, spread])
+@pytest.mark.parametrize("f", [overwritten, changed_in_a_view, assigned, pooled, rolled, spread])
 def test_what_only_looks_like_zero_is_never_cut(f: Callable[[Any, Tensor], Tensor]) -> None:
     """On the batch that is shown, what is added to the zero rows is zero; on others it is not."""
     model = Lambda(f).double()

@@ -10,14 +10,29 @@ is not zero itself. Whatever is in doubt is needed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
+
+from fishleg.tracing import (
+    BINARY,
+    ELEMENTWISE,
+    MOVES,
+    POOLS,
+    REDUCTIONS,
+    SIZED,
+    arguments,
+    as_list,
+    operation,
+    overwritten,
+    run_on,
+    shape_of,
+    without_device,
+)
 
 _STAYS = -1  # in place of a channel's number: an index that cannot be cut
 
@@ -38,35 +53,6 @@ class _Reader:
     rows: Tensor  # [out]: channels that it makes
     columns: Channels
     nonzero: Tensor  # [out, in]
-
-
-# f(x) entry by entry; whether f(0) = 0 is tried out.
-_ELEMENTWISE = frozenset((
-    "relu", "relu6", "gelu", "silu", "tanh", "sigmoid", "leaky_relu", "elu", "celu", "selu", "hardswish",
-    "hardsigmoid", "hardtanh", "mish", "softplus", "sin", "softshrink", "hardshrink", "threshold",
-    "dropout", "feature_dropout", "alpha_dropout", "abs", "neg", "sqrt", "square", "exp", "clamp",
-    "clamp_min", "clamp_max", "pow", "clone", "contiguous", "detach", "alias", "to", "_to_copy",
-    "type_as", "lift_fresh_copy",
-))  # fmt: skip
-# Each channel by itself, zeros to zeros, and the number of dimensions stays.
-_POOLS = frozenset(
-    f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)
-) | frozenset(
-    f"upsample_{kind}" for kind in ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d")
-)
-# Entries change places and nothing is computed.
-_MOVES = frozenset((
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "permute", "transpose", "t", "squeeze",
-    "unsqueeze", "select", "slice", "narrow", "expand", "repeat", "cat", "concat", "stack", "split",
-    "split_with_sizes", "chunk", "unbind", "movedim", "swapaxes", "flip", "roll",
-))  # fmt: skip
-# Of those: what copies, so that the result shares no memory with its source; what has sizes written into
-# it, so that it cannot be tried out on the cut model; and what shares memory besides them.
-_COPIES = frozenset(("cat", "concat", "stack", "repeat", "flip", "roll"))
-_SIZED = frozenset(("view", "reshape", "_unsafe_view", "unflatten", "expand", "repeat"))
-_ALIASES = (_MOVES - _COPIES) | frozenset(("contiguous", "to", "detach", "alias", "dropout", "type_as"))
-_REDUCTIONS = frozenset(("mean", "sum", "amax", "amin"))
-_BINARY = frozenset(("add", "sub", "mul", "div", "maximum", "minimum"))
 
 
 class ChannelGraph:
@@ -90,7 +76,7 @@ class ChannelGraph:
         self._known: dict[Node, Channels | list[Channels | None] | None] = {}
         self._readers: list[_Reader] = []
         self._moves: list[Node] = []
-        self._overwritten = _overwritten(graph)
+        self._overwritten = overwritten(graph)
         self.places: dict[str, dict[int, Tensor]] = {}  # by parameter and dimension: channels of its indices
         with torch.no_grad():
             for node in graph.nodes:
@@ -152,7 +138,7 @@ class ChannelGraph:
     def _visit(self, node: Node) -> None:
         if node.op == "placeholder":
             return
-        name, inplace = _name(node)
+        name, inplace = operation(node)
         rule = self._rule(name, node)
         if node.op == "call_function" and rule is None and not node.users and not inplace:
             return  # an assertion, or a result that nobody wants
@@ -184,8 +170,8 @@ class ChannelGraph:
         if name in special:
             return special[name]
         groups = (
-            (_ELEMENTWISE, self._elementwise), (_POOLS, self._pool),
-            (_REDUCTIONS, self._reduction), (_BINARY, self._binary), (_MOVES, self._move),
+            (ELEMENTWISE, self._elementwise), (POOLS, self._pool),
+            (REDUCTIONS, self._reduction), (BINARY, self._binary), (MOVES, self._move),
         )  # fmt: skip
         return next((rule for names, rule in groups if name in names), None)
 
@@ -204,14 +190,14 @@ class ChannelGraph:
         return self._matrix(node, dim=-1)
 
     def _conv(self, node: Node) -> Channels | None:
-        x, weight, bias = _arguments(node, "input", "weight", "bias")
+        x, weight, bias = arguments(node, "input", "weight", "bias")
         w, known = self._tensor(weight), self._of(x)
         if w is None:
             return None
         dim = 1 - w.dim()
-        if _shape(x)[dim] == w.shape[1]:
+        if shape_of(x)[dim] == w.shape[1]:
             return self._matrix(node, dim)
-        depthwise = w.shape[1] == 1 and w.shape[0] == _shape(x)[dim]
+        depthwise = w.shape[1] == 1 and w.shape[0] == shape_of(x)[dim]
         if not depthwise or known is None or known.dim != dim or not self._usable(weight, bias):
             return None
         self._place(weight, 0, known.ids)
@@ -221,7 +207,7 @@ class ChannelGraph:
 
     def _matrix(self, node: Node, dim: int) -> Channels | None:
         """A weight [out, in, ...] that reads channels along `dim` and makes new ones."""
-        x, weight, bias = _arguments(node, "input", "weight", "bias")
+        x, weight, bias = arguments(node, "input", "weight", "bias")
         w, known = self._tensor(weight), self._of(x)
         if w is None or w.dim() < 2 or not self._usable(weight, bias):
             return None
@@ -252,9 +238,9 @@ class ChannelGraph:
         return torch.ones_like(like) if value is None else value == 0
 
     def _batch_norm(self, node: Node) -> Channels | None:
-        x, *parts = _arguments(node, "input", "weight", "bias", "running_mean", "running_var")
+        x, *parts = arguments(node, "input", "weight", "bias", "running_mean", "running_var")
         known = self._of(x)
-        if known is None or known.dim != 1 - len(_shape(x)) or not self._usable(*parts):
+        if known is None or known.dim != 1 - len(shape_of(x)) or not self._usable(*parts):
             return None
         for part in parts:
             self._place(part, 0, known.ids)
@@ -266,7 +252,7 @@ class ChannelGraph:
 
     def _prelu(self, node: Node) -> Channels | None:
         known, slopes = self._of(node.args[0]), self._tensor(node.args[1])
-        if known is None or slopes is None or (slopes.numel() > 1 and known.dim != 1 - len(_shape(node))):
+        if known is None or slopes is None or (slopes.numel() > 1 and known.dim != 1 - len(shape_of(node))):
             return None
         if slopes.numel() > 1:
             self._place(node.args[1], 0, known.ids)
@@ -277,20 +263,20 @@ class ChannelGraph:
         if known is None or any(isinstance(other, Node) for other in node.args[1:]):
             return known if known is not None and node.target is torch.ops.aten.type_as.default else None
         assert callable(node.target)
-        preserved = not bool(node.target(torch.zeros(1), *node.args[1:], **_without_device(node)).any())
+        preserved = not bool(node.target(torch.zeros(1), *node.args[1:], **without_device(node)).any())
         return known if preserved else replace(known, zero=torch.zeros_like(known.zero))
 
     def _pool(self, node: Node) -> Channels | None:
-        known, (name, _) = self._of(node.args[0]), _name(node)
+        known, (name, _) = self._of(node.args[0]), operation(node)
         spatial = int(name[-2])
         return known if known is not None and known.dim < -spatial else None
 
     def _reduction(self, node: Node) -> Channels | None:
         known = self._of(node.args[0])
-        dims, keepdim = _arguments(node, "self", "dim", "keepdim")[1:]
+        dims, keepdim = arguments(node, "self", "dim", "keepdim")[1:]
         if known is None or dims is None:
             return None
-        rank = len(_shape(node.args[0]))
+        rank = len(shape_of(node.args[0]))
         gone = sorted({d % rank for d in ([dims] if isinstance(dims, int) else dims)} or range(rank))
         place = known.dim % rank
         if place in gone:
@@ -326,7 +312,7 @@ class ChannelGraph:
         """Where the other operand is zero, along a dimension; None if it has channels that cannot be cut."""
         if not isinstance(argument, Node):
             return torch.full((len(ids),), argument == 0)
-        shape = _shape(argument)
+        shape = shape_of(argument)
         if len(shape) < -dim or shape[dim] == 1:
             return torch.zeros(len(ids), dtype=torch.bool)
         value = self._tensor(argument)
@@ -357,9 +343,9 @@ class ChannelGraph:
         """Move the channels' numbers as the entries are moved, and see along which dimension they lie."""
         if not any(self._of(source) for source in node.all_input_nodes):
             return None
-        ids = _run(node, lambda source: self._spread(source, lambda c: c.ids, _STAYS))
-        zero = _run(node, lambda source: self._spread(source, lambda c: c.zero, False))
-        if _name(node)[0] not in _SIZED:
+        ids = run_on(node, lambda source: self._spread(source, lambda c: c.ids, _STAYS))
+        zero = run_on(node, lambda source: self._spread(source, lambda c: c.zero, False))
+        if operation(node)[0] not in SIZED:
             self._moves.append(node)
         if isinstance(ids, Tensor):
             return _along_one(ids, zero)
@@ -368,7 +354,7 @@ class ChannelGraph:
 
     def _spread(self, source: Node, part: Callable[[Channels], Tensor], other: Any) -> Tensor:
         """What is known of a tensor's channels, for each of its entries."""
-        shape, known = _shape(source), self._of(source)
+        shape, known = shape_of(source), self._of(source)
         if known is None:
             return torch.full(shape, other)
         return part(known).view([-1, *[1] * (-known.dim - 1)]).expand(shape).contiguous()
@@ -384,11 +370,11 @@ class ChannelGraph:
             return ids if known is None else cut(ids, known.dim)
 
         try:
-            after = _as_list(_run(node, of))
+            after = as_list(run_on(node, of))
         except (RuntimeError, IndexError):
             return False
-        before = _as_list(_run(node, lambda source: self._spread(source, lambda c: c.ids, _STAYS)))
-        known = _as_list(self._known[node])
+        before = as_list(run_on(node, lambda source: self._spread(source, lambda c: c.ids, _STAYS)))
+        known = as_list(self._known[node])
         return len(after) == len(before) and all(
             k is not None and torch.equal(a, cut(b, k.dim))
             for a, b, k in zip(after, before, known, strict=True)
@@ -430,65 +416,10 @@ class ChannelGraph:
             needed[roots[empty[0][0]]] = True  # no layer is emptied
 
 
-def _arguments(node: Node, *names: str) -> list[Any]:
-    """The first arguments of a call, by position or by name; None where not given."""
-    given = dict(zip(names, node.args, strict=False))
-    return [given.get(name, node.kwargs.get(name)) for name in names]
-
-
-def _name(node: Node) -> tuple[str, bool]:
-    """The name of an operation, and whether it overwrites its first argument."""
-    name = str(getattr(node.target, "_opname", node.target))
-    inplace = name.endswith("_") and not name.endswith("__")
-    return (name[:-1] if inplace else name), inplace
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _run(node: Node, of: Callable[[Node], Tensor]) -> Any:
-    """Call an operation on other tensors than its own."""
-    assert callable(node.target)
-    return node.target(*map_arg(node.args, of), **map_arg(node.kwargs, of))
-
-
-def _overwritten(graph: Graph) -> set[Node]:
-    """Tensors that share memory, one of which is written to: what holds for one may not for the others."""
-    owners: dict[Node, Node] = {}
-    members: dict[Node, list[Node]] = {}
-    written: set[Node] = set()
-    for node in graph.nodes:
-        name, inplace = _name(node)
-        source = node.args[0] if node.args else None
-        shares = node.op == "call_function" and (
-            inplace or name in _ALIASES or node.target is operator.getitem
-        )
-        owner = owners.get(source, source) if shares and isinstance(source, Node) else node
-        owners[node] = owner
-        members.setdefault(owner, []).append(node)
-        if inplace and name not in _ELEMENTWISE:
-            written.add(owner)
-    views = {
-        owner: any(not _name(node)[1] for node in nodes if node is not owner)
-        for owner, nodes in members.items()
-    }
-    return {node for owner in written if views[owner] for node in members[owner]}
-
-
 def _fits(channels: Channels, node: Node) -> bool:
     """As many channels as there are places for them."""
-    shape = _shape(node)
+    shape = shape_of(node)
     return len(shape) >= -channels.dim and shape[channels.dim] == len(channels.ids) == len(channels.zero)
-
-
-def _without_device(node: Node) -> dict[str, Any]:
-    return {key: value for key, value in node.kwargs.items() if key not in ("device", "layout", "pin_memory")}
-
-
-def _shape(node: Any) -> Sequence[int]:
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
 def _along_one(ids: Tensor, zero: Tensor) -> Channels | None:
