@@ -1,6 +1,6 @@
 """Whole filters of a trained ResNet20 removed without labels and without training, and cut out of it.
 
-`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_rows.py` (35 CPU minutes; one
+`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_rows.py` (55 CPU minutes; one
 seed). In stages, each of which keeps 95 % of the rows: of all convolutions, half of which are added to a
 shortcut and cannot be cut out one by one; and of the first convolution of each block, which can. All 10 000
 test images; the speed is that of the cut model relative to the dense one, in turns in one process, medians.
