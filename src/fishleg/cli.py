@@ -88,7 +88,8 @@ fishleg prune net.py:make --data data.py:loader --eval-data data.py:test --max-d
 fishleg prune --recipe recipe.toml --out another-run
 
 The directory --out gets: report.html, model.safetensors (a plain state dict with zeros),
-packed.safetensors (the same, small), log.jsonl, log.csv, run.json, recipe.toml and checkpoints.
+packed.safetensors (the same, small), with --pattern rows small.safetensors (the model without the
+removed rows, which is faster, too), log.jsonl, log.csv, run.json, recipe.toml and checkpoints.
 """
 
 

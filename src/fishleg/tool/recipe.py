@@ -87,7 +87,7 @@ class Recipe:
     method: str = _option("method", "fishleg", "Which Q scores and compensates.", choices=METHODS)
     mode: str = _option("method", "staged", "staged and one-shot do not train.", choices=MODES)
     stages: int | None = _option(
-        "method", None, "Pruning steps; default: each keeps 75 %, of untrained rows 95 %.", rule=">= 1"
+        "method", None, "Pruning steps; default: each keeps 75 % (rows, without training: 95 %).", rule=">= 1"
     )
     schedule: str = _option("method", "exponential", "How the sparsity rises.", choices=SCHEDULES)
     compensation: str = _option(
