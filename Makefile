@@ -33,15 +33,15 @@ $(VENV)/.stamp-dev: pyproject.toml constraints.txt $(VENV)/.stamp-torch
 	@touch $@
 
 demo: $(VENV)/.stamp-plot
-	$(PY) -m fishleg.demo --out demo-out
+	$(PY) -m fishleg.cli.demo --out demo-out
 
 # The paper's figures: minutes for the toy problems, hours for ResNet18 (FISHLEG_DATA holds its datasets, or they
 # are downloaded to ./data). An interrupted run goes on where it was.
 paper: $(VENV)/.stamp-dev
 	for figure in init estimation ablation claims layer; do \
-	  $(PY) -m fishleg reproduce $$figure --out paper-out || exit 1; done
+	  $(PY) -m reproduction $$figure --out paper-out || exit 1; done
 	for dataset in cifar10 tiny-imagenet; do \
-	  $(PY) experiments/resnet18.py $$dataset --out paper-out || exit 1; done
+	  $(PY) reproduction/experiments/resnet18.py $$dataset --out paper-out || exit 1; done
 
 # One thread per worker: the workers already fill the cores.
 test: $(VENV)/.stamp-dev

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fishleg.workloads.data import split_digits
+from fishleg.workloads.digits import split_digits
 
 TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = split_digits()
 

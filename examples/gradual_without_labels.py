@@ -4,11 +4,16 @@ import torch
 from digits import accuracy, loader, network, train
 
 import fishleg
-from fishleg import FineTuning
+from fishleg import FineTuningOptions
 
 torch.manual_seed(0)
 model = train(network())
 sparse = fishleg.prune(
-    model, loader(labels=False), 0.95, mode="gradual", stages=5, tuning=FineTuning(epochs=1, distill=True)
+    model,
+    loader(labels=False),
+    0.95,
+    mode="gradual",
+    stages=5,
+    tuning=FineTuningOptions(epochs=1, distill=True),
 )
 print(f"dense {accuracy(model):.1f} %, 95 % of the weights gone {accuracy(sparse):.1f} %")

@@ -7,7 +7,7 @@ from digits import TEST_X, loader
 from torch import nn
 
 from fishleg import FishLeg
-from fishleg.workloads.models import autoencoder
+from reproduction.workloads.networks import autoencoder
 
 
 def trained_by(make_optimizer: Callable[[nn.Module], torch.optim.Optimizer], epochs: int = 10) -> nn.Module:

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fishleg.tool import run as runs
-from fishleg.tool.directory import read_record
-from fishleg.tool.recipe import Recipe
+from fishleg.runs import run as runs
+from fishleg.runs.directory import read_record
+from fishleg.runs.recipe import Recipe
 
 TRAINED: dict[str, torch.Tensor] = {}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from oracles import randomise_
 from torch import Tensor, nn
 
-from fishleg.operators import (
+from fishleg.inverse.operators import (
     BlockFactor,
     Diagonal,
     DiagonalFactor,

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fishleg
-from fishleg.api import MODES
-from fishleg.likelihoods import Categorical
-from fishleg.options import SurgeonOptions
-from fishleg.surgeon import PruneStep
-from fishleg.tuning import FineTuning
-from fishleg.workloads.models import DigitsNet
+from fishleg.curvature.likelihoods import Categorical
+from fishleg.pruning.api import MODES
+from fishleg.pruning.options import PruningOptions
+from fishleg.pruning.surgeon import PruneStep
+from fishleg.pruning.tuning import FineTuningOptions
+from fishleg.workloads.digits_net import DigitsNet
 
 COUNTS = {"0.weight": 8 * 16, "2.weight": 16 * 12, "4.weight": 12 * 4}
 TOTAL = sum(COUNTS.values())
 QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 8, "progress": lambda line: None}
-SHORT = FineTuning(steps=3, update_every=2, refine=2)
+SHORT = FineTuningOptions(steps=3, update_every=2, refine=2)
 
 
 class Net(nn.Sequential):
@@ -174,14 +174,14 @@ def test_options_reach_the_surgeon(model: Net) -> None:
 
 def test_the_pattern_may_come_with_the_options(model: Net) -> None:
     """Options as one object mean the same as its fields."""
-    options = SurgeonOptions(pattern="2:4", samples=16, sub_batch=8)
+    options = PruningOptions(pattern="2:4", samples=16, sub_batch=8)
     sparse = fishleg.prune(model, unlabelled(), options=options, progress=lambda line: None)
     assert zeros(sparse) == TOTAL // 2
 
 
 def test_training_helps(model: Net) -> None:
     """The same sparsities with and without training; the loss on the training batches."""
-    tuning = FineTuning(steps=40)
+    tuning = FineTuningOptions(steps=40)
     alone = run(model, labelled(), [0.5, 0.8])
     tuned = run(model, labelled(), [0.5, 0.8], mode="gradual", tuning=tuning)
 
@@ -201,7 +201,7 @@ def test_a_loader_of_its_own_for_training(model: Net) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_unlabelled_data(mode: str, model: Net) -> None:
-    tuning = FineTuning(steps=3, distill=True) if mode == "gradual" else None
+    tuning = FineTuningOptions(steps=3, distill=True) if mode == "gradual" else None
     assert zeros(run(model, unlabelled(), 0.5, mode=mode, tuning=tuning)) == round(0.5 * TOTAL)
 
 
@@ -393,7 +393,7 @@ def test_the_seed_covers_shuffling_and_dropout(own: bool) -> None:
         generator=generator if own else None,
     )
     model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.5), nn.ReLU(), nn.Linear(12, 3))
-    tuning = FineTuning(steps=3, optimizer="sgd")
+    tuning = FineTuningOptions(steps=3, optimizer="sgd")
     results = []
     for noise in (0, 1):
         generator.manual_seed(noise)

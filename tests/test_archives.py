@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fishleg.workloads.archives import CIFAR10, TINY_IMAGENET, Archive, fetch
-from fishleg.workloads.data import cifar10, tiny_imagenet
+from reproduction.workloads.archives import CIFAR10, TINY_IMAGENET, Archive, fetch
+from reproduction.workloads.datasets import cifar10, tiny_imagenet
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -10,10 +10,10 @@ from oracles import identical
 from torch import Tensor, nn
 
 from fishleg import Auxiliary, AuxiliaryOptions, InverseFisher
-from fishleg.batches import cycle
-from fishleg.layers import find_layers
-from fishleg.operators import LowRank
-from fishleg.warmstart import ESTIMATORS
+from fishleg.curvature.layers import find_layers
+from fishleg.inverse.operators import LowRank
+from fishleg.inverse.options import ESTIMATORS
+from fishleg.runtime.loaders import cycle
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 LABELS = torch.arange(12) % 3

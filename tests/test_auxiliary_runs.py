@@ -18,7 +18,7 @@ from oracles import (
 from torch import Tensor, nn
 
 from fishleg import Auxiliary, AuxiliaryOptions, Gaussian, InverseFisher
-from fishleg.warmstart import ESTIMATORS
+from fishleg.inverse.options import ESTIMATORS
 
 X = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 

@@ -18,12 +18,14 @@ from oracles import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg.baselines import METHODS, estimate, sub_batches
-from fishleg.fisher import fisher_product, sample_h
-from fishleg.inverse import InverseFisher
-from fishleg.kfac import kfac_factors
-from fishleg.layers import find_layers
-from fishleg.likelihoods import Categorical, Gaussian
+from fishleg.curvature.kronecker_factors import kronecker_factors
+from fishleg.curvature.layers import find_layers
+from fishleg.curvature.likelihoods import Categorical, Gaussian
+from fishleg.curvature.products import fisher_product
+from fishleg.curvature.samples import sample_h
+from fishleg.inverse.estimators import METHODS, estimate
+from fishleg.inverse.inverse_fisher import InverseFisher
+from fishleg.runtime.loaders import sub_batches
 
 GAMMA = 0.05
 
@@ -148,7 +150,7 @@ def test_kfac_damps_each_side_by_its_share() -> None:
     q, _ = estimate("kfac", model, batches, gamma=GAMMA, samples=6, sub_batch=4)
     pieces = [(x[i : i + 4], y[i : i + 4]) for x, y in batches for i in (0, 4)]
     generator = torch.Generator().manual_seed(0)
-    factors = kfac_factors(model, find_layers(model), pieces, Categorical(), generator=generator)
+    factors = kronecker_factors(model, find_layers(model), pieces, Categorical(), generator=generator)
     assert set(factors) == {"0", "3"}
     for name, (G, A) in factors.items():
         pi = float((A.trace() / len(A)) / (G.trace() / len(G))) ** 0.5
@@ -161,7 +163,7 @@ def test_ekfac_is_kfacs_basis_with_measured_eigenvalues() -> None:
     q, _ = estimate("ekfac", model, batches, gamma=GAMMA, samples=6, sub_batch=4)
     generator, likelihood = torch.Generator().manual_seed(0), Categorical()
     pieces = [(x[i : i + 4], y[i : i + 4]) for x, y in batches for i in (0, 4)]
-    factors = kfac_factors(model, find_layers(model), pieces, likelihood, generator=generator)
+    factors = kronecker_factors(model, find_layers(model), pieces, likelihood, generator=generator)
     for piece in pieces:  # the draws for the diagonal of the layers without factors
         sample_h(model, piece, likelihood, generator=generator)
     samples = [sample_h(model, piece, likelihood, generator=generator) for piece in pieces]
@@ -266,7 +268,7 @@ def test_exact_refuses_a_large_layer_before_it_works_on_the_small_ones(
     def worked(*_: object, **__: object) -> None:
         raise AssertionError("a product with F was computed")
 
-    monkeypatch.setattr("fishleg.baselines.fisher_product", worked)
+    monkeypatch.setattr("fishleg.inverse.estimators.fisher_product", worked)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 512))
     with pytest.raises(ValueError, match=r"at most 4096 .* has 4608"):
         estimate("exact", model, [torch.ones(2, 8)], gamma=1.0)
@@ -294,7 +296,7 @@ def test_exact_looks_at_every_example_once(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(batch)
         return fisher_product(model, batch, *given, **options)
 
-    monkeypatch.setattr("fishleg.baselines.fisher_product", product)
+    monkeypatch.setattr("fishleg.inverse.estimators.fisher_product", product)
     model = nn.Sequential(nn.Linear(3, 2))
     estimate("exact", model, [torch.randn(8, 3)], samples=16, sub_batch=4)
     assert len(seen) == 2 * 8  # two pieces, for each of eight columns

@@ -7,15 +7,15 @@ import torch
 from oracles import categorical_fisher
 from torch import Tensor, nn
 
-from fishleg.baselines import estimate
-from fishleg.fisher import sample_h
-from fishleg.likelihoods import Categorical
-from fishleg.loop import Gradual
-from fishleg.masking import normalised_by_batch, renewable_norms
-from fishleg.options import SurgeonOptions
-from fishleg.surgeon import Surgeon
-from fishleg.tuning import FineTuning
-from fishleg.warmstart import AuxiliaryOptions
+from fishleg.curvature.likelihoods import Categorical
+from fishleg.curvature.samples import sample_h
+from fishleg.inverse.estimators import estimate
+from fishleg.inverse.options import AuxiliaryOptions
+from fishleg.pruning.gradual import Gradual
+from fishleg.pruning.options import PruningOptions
+from fishleg.pruning.surgeon import Surgeon
+from fishleg.pruning.tuning import FineTuningOptions
+from fishleg.runtime.batchnorm import batch_statistics_mode, refreshable_norms
 
 FULL = {"structure": "full", "samples": 256, "auxiliary": AuxiliaryOptions(estimator="natural", groups=4)}
 
@@ -107,17 +107,17 @@ def test_rivals_do_so_on_request(method: str, empirical: bool) -> None:
 
 def test_frozen_norms_keep_their_statistics() -> None:
     model = network()
-    assert renewable_norms(model) == [model[1]]
-    with normalised_by_batch(model):
+    assert refreshable_norms(model) == [model[1]]
+    with batch_statistics_mode(model):
         assert model[1].training
         assert not model.training
     assert not model[1].training
     model.train()
     model[1].eval()  # frozen on purpose, within a model that is being trained
-    assert renewable_norms(model) == []
+    assert refreshable_norms(model) == []
     model.eval()
     model[1].weight.requires_grad_(False)
-    assert renewable_norms(model) == []
+    assert refreshable_norms(model) == []
 
 
 @pytest.mark.parametrize("method", ["fishleg", "obert", "ekfac"])
@@ -135,7 +135,7 @@ def test_groups_are_never_single_examples(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(groups)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fishleg.auxiliary.sample_h", spy)
+    monkeypatch.setattr("fishleg.inverse.auxiliary.sample_h", spy)
     surgeon = Surgeon(network(), batches(6), include=["0.weight"], **FULL)
     with pytest.raises(KeyboardInterrupt):
         surgeon.estimate()
@@ -145,9 +145,9 @@ def test_groups_are_never_single_examples(monkeypatch: pytest.MonkeyPatch) -> No
 def test_errors() -> None:
     for wrong in ({"batchnorm_batches": 0}, {"method": "exact"}):
         with pytest.raises(ValueError, match=r"batch_statistics=True needs batchnorm_batches >= 1"):
-            SurgeonOptions(batch_statistics=True, **wrong)
+            PruningOptions(batch_statistics=True, **wrong)
     with pytest.raises(ValueError, match=r"exclude each other"):
-        SurgeonOptions(batch_statistics=True, auxiliary=AuxiliaryOptions(vectorize=True))
+        PruningOptions(batch_statistics=True, auxiliary=AuxiliaryOptions(vectorize=True))
     with pytest.raises(ValueError, match=r"a method other than exact"):
         estimate("exact", network(), batches(), batch_statistics=True)
 
@@ -177,7 +177,7 @@ def test_norms_that_are_frozen_in_training_stay_so_for_the_first_q() -> None:
         model[1].training = not frozen
         data = [(x, torch.arange(64) % 3) for x in batches()]
         run = Gradual(
-            Surgeon(model, data, include=["0.weight"], gamma=1e-3, **FULL), None, FineTuning(steps=1)
+            Surgeon(model, data, include=["0.weight"], gamma=1e-3, **FULL), None, FineTuningOptions(steps=1)
         )
         found.append(run.look().operator("0").diag())
     plain = Surgeon(network(), data, include=["0.weight"], gamma=1e-3, batch_statistics=False, **FULL)
@@ -192,7 +192,7 @@ def test_without_batchnorm_every_example_may_be_a_group(monkeypatch: pytest.Monk
         asked.append(groups)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fishleg.auxiliary.sample_h", spy)
+    monkeypatch.setattr("fishleg.inverse.auxiliary.sample_h", spy)
     surgeon = Surgeon(nn.Sequential(nn.Linear(5, 3)).double(), batches(4), **FULL)
     with pytest.raises(KeyboardInterrupt):
         surgeon.estimate()
@@ -212,7 +212,7 @@ def test_statistics_are_renewed_between_cuts_only_where_they_are_read(
     options: dict[str, Any], refreshes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr("fishleg.surgeon.refresh_batchnorm", lambda *given: seen.append(given))
+    monkeypatch.setattr("fishleg.pruning.surgeon.refresh_batchnorm", lambda *given: seen.append(given))
     Surgeon(network(), batches(), samples=8, sub_batch=16, measure_batches=0, **options).prune(
         0.6, cuts=3, refine=1
     )

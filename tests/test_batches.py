@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fishleg.batches import (
+from fishleg.runtime.batches import (
     batch_size,
     default_forward,
     inputs_of,

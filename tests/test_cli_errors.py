@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
-from fishleg import checkpoint
-from fishleg.cli import main
+from fishleg.cli.commands import main
+from fishleg.formats import checkpoint
 
 NET = """
 import torch

@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.nn.utils.prune import random_unstructured
 
 from fishleg import load_shrunk, shrink
-from fishleg.workloads.models import DigitsNet, ResNet18, resnet20
+from fishleg.workloads.digits_net import DigitsNet
+from reproduction.workloads.networks import ResNet18, resnet20
 
 
 def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fishleg import demo
-from fishleg.demo import METHODS, TARGETS, main
+from fishleg.cli import demo
+from fishleg.cli.demo import METHODS, TARGETS, main
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from torch import distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from fishleg import FineTuning, FishLeg, Surgeon, gradual
-from fishleg.optimizer import ONLINE
+from fishleg import FineTuningOptions, FishLeg, Surgeon, gradual
+from fishleg.optim.fishleg import ONLINE
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs torch with gloo")
 
@@ -55,7 +55,7 @@ def work(rank: int, folder: str) -> None:
     for optimizer_name in ("fishleg", "sgd"):
         tuned = DistributedDataParallel(network())
         surgeon = Surgeon(tuned, loader, samples=16, sub_batch=8)
-        tuning = FineTuning(optimizer=optimizer_name, steps=3, update_every=1, refine=2)
+        tuning = FineTuningOptions(optimizer=optimizer_name, steps=3, update_every=1, refine=2)
         gradual(surgeon, [0.3, 0.6], loader, tuning)
         keep(f"gradual {optimizer_name}", tuned)
         found[f"{optimizer_name} zeros"] = torch.tensor(surgeon.sparsity)
@@ -75,7 +75,7 @@ def test_processes_end_with_the_same_model(tmp_path: Path) -> None:
 def test_a_model_that_is_not_shared_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fishleg import distributed
+    from fishleg.runtime import process_group as distributed
 
     distributed._tell.cache_clear()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fishleg.exchange import exchange
-from fishleg.patterns import Masks, Unstructured
+from fishleg.pruning.mask_search import exchange
+from fishleg.pruning.patterns import Masks, Unstructured
 
 WORTH = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 START = {"w": torch.tensor([True, True, True, False, False, False])}  # the worst choice

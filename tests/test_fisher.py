@@ -22,9 +22,10 @@ from oracles import (
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fishleg import likelihoods
-from fishleg.fisher import fisher_product, mean_diagonal, sample_h, sampled_product
-from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from fishleg.curvature import likelihoods
+from fishleg.curvature.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from fishleg.curvature.products import fisher_product, sampled_product
+from fishleg.curvature.samples import mean_diagonal, sample_h
 
 
 class Tokens(nn.Module):

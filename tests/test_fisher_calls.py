@@ -9,8 +9,10 @@ import torch
 from oracles import random_like_parameters
 from torch import Tensor, nn
 
-from fishleg.fisher import first_non_finite, fisher_product, sample_h, sampled_product
-from fishleg.likelihoods import Categorical, Gaussian, Likelihood
+from fishleg.curvature.likelihoods import Categorical, Gaussian, Likelihood
+from fishleg.curvature.products import fisher_product, sampled_product
+from fishleg.curvature.samples import sample_h
+from fishleg.runtime.tensors import first_non_finite
 
 X = torch.ones(4, 2, dtype=torch.float64)
 NAN = torch.full((4, 2), torch.nan, dtype=torch.float64)

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from trained import trained_digits
 
-from fishleg.attachment import attach
-from fishleg.likelihoods import Categorical, Gaussian, Likelihood
-from fishleg.loop import Gradual, Progress, gradual
-from fishleg.optimizer import FishLeg
-from fishleg.surgeon import PruneStep, Surgeon
-from fishleg.tuning import OPTIMIZERS, FineTuning
-from fishleg.warmstart import AuxiliaryOptions
-from fishleg.workloads.data import split_digits
-from fishleg.workloads.models import DigitsNet
+from fishleg.curvature.likelihoods import Categorical, Gaussian, Likelihood
+from fishleg.inverse.options import AuxiliaryOptions
+from fishleg.optim.fishleg import FishLeg
+from fishleg.pruning.attach import attach
+from fishleg.pruning.gradual import Gradual, Progress, gradual
+from fishleg.pruning.surgeon import PruneStep, Surgeon
+from fishleg.pruning.tuning import OPTIMIZERS, FineTuningOptions
+from fishleg.workloads.digits import split_digits
+from fishleg.workloads.digits_net import DigitsNet
 
 TOTAL = 72 + 1152 + 4608 + 320
 QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 8, "batchnorm_batches": 2}
@@ -101,7 +101,7 @@ def test_zeros_last_after_every_step(optimizer: str, method: str, model: DigitsN
         assert not model.training
         assert surgeon.masks is pruned[-1]
 
-    tuning = FineTuning(optimizer=optimizer, weight_decay=0.01, **SHORT)
+    tuning = FineTuningOptions(optimizer=optimizer, weight_decay=0.01, **SHORT)
     steps = gradual(surgeon, [0.4, 0.7], tuning=tuning, on_prune=on_prune, on_step=on_step, on_stage=on_stage)
     assert steps == surgeon.history
     assert [step.removed for step in steps] == [round(0.4 * TOTAL), round(0.7 * TOTAL) - round(0.4 * TOTAL)]
@@ -115,7 +115,7 @@ def test_zeros_last_after_every_step(optimizer: str, method: str, model: DigitsN
 @pytest.mark.parametrize("optimizer", ["fishleg", "adam"])
 def test_n_of_m_holds_exactly_at_the_end(optimizer: str, model: DigitsNet, loader: Any) -> None:
     surgeon = Surgeon(model, loader, pattern="2:4", **QUICK)
-    gradual(surgeon, [0.3, 0.5], tuning=FineTuning(optimizer=optimizer, **SHORT))
+    gradual(surgeon, [0.3, 0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT))
     assert surgeon.prunable == ["conv2.weight", "conv3.weight", "linear.weight"]
     for name in surgeon.prunable:
         kept = model.get_parameter(name) != 0
@@ -125,7 +125,7 @@ def test_n_of_m_holds_exactly_at_the_end(optimizer: str, model: DigitsNet, loade
 def test_rows_keep_their_bias_at_zero() -> None:
     model = mlp()
     surgeon = Surgeon(model, examples(), pattern="rows", **QUICK)
-    gradual(surgeon, [0.25, 0.5], tuning=FineTuning(optimizer="sgd", **SHORT))
+    gradual(surgeon, [0.25, 0.5], tuning=FineTuningOptions(optimizer="sgd", **SHORT))
     gone = [~model[i].weight.any(1) for i in (0, 2)]
     assert int(torch.cat(gone).sum()) == 10
     assert all(torch.equal(model[i].bias == 0, rows) for i, rows in zip((0, 2), gone, strict=True))
@@ -143,7 +143,7 @@ def test_q_is_refined_and_never_restarted(optimizer: str, model: DigitsNet, load
         assert surgeon.learning is not None
         seen.append((surgeon.learning, surgeon.inverse, surgeon.learning.steps))
 
-    tuning = FineTuning(optimizer=optimizer, **SHORT)
+    tuning = FineTuningOptions(optimizer=optimizer, **SHORT)
     gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=look, on_stage=look)
     learning, inverse, _ = seen[0]
     assert all(a is learning and b is inverse for a, b, _ in seen)
@@ -174,7 +174,7 @@ def test_exchanges_in_a_model_at_rest_go_with_less_damping(
     for model in (still, moving):
         surgeon = Surgeon(model, data, samples=8, **options)
         if model is moving and way == "gradual":
-            Gradual(surgeon, data, FineTuning(steps=1))
+            Gradual(surgeon, data, FineTuningOptions(steps=1))
         elif model is moving:
             attach(surgeon, torch.optim.SGD(model.parameters(), lr=0.1), [0.5], every=1)
         surgeon.estimate()
@@ -197,7 +197,7 @@ def test_a_damping_that_is_asked_for_holds_throughout(trains: bool) -> None:
 def test_methods_that_do_not_learn_estimate_afresh(model: DigitsNet, loader: Any) -> None:
     surgeon = Surgeon(model, loader, method="diagonal", **QUICK)
     seen: list[object] = []
-    tuning = FineTuning(optimizer="sgd", **SHORT)
+    tuning = FineTuningOptions(optimizer="sgd", **SHORT)
     gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=lambda _: seen.append(surgeon.inverse))
     assert seen[0] is not seen[1]
     assert surgeon.learning is None
@@ -207,7 +207,7 @@ def test_methods_that_do_not_learn_estimate_afresh(model: DigitsNet, loader: Any
 def test_vectorised_learning_can_go_on(optimizer: str) -> None:
     options = AuxiliaryOptions(vectorize=True, groups=4, warm_start=2)
     surgeon = Surgeon(mlp(), examples(), auxiliary=options, **QUICK)
-    gradual(surgeon, [0.5], tuning=FineTuning(optimizer=optimizer, **SHORT))
+    gradual(surgeon, [0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT))
     assert surgeon.sparsity == 0.5
 
 
@@ -218,7 +218,7 @@ def test_same_seed_same_result(optimizer: str, trained: DigitsNet, loader: Any) 
         model, generator = copy.deepcopy(trained), torch.Generator().manual_seed(seed)
         surgeon = Surgeon(model, loader, generator=generator, **QUICK)
         losses: list[float] = []
-        tuning = FineTuning(optimizer=optimizer, **SHORT)
+        tuning = FineTuningOptions(optimizer=optimizer, **SHORT)
         gradual(surgeon, [0.3, 0.6], tuning=tuning, on_step=lambda p, losses=losses: losses.append(p.loss))
         results.append((state(model), surgeon.masks, losses))
     assert identical(results[0], results[1])
@@ -240,7 +240,7 @@ def test_frozen_parameters_and_modes_stay(
         model.get_parameter(name).requires_grad_(False)
     modes, before = [module.training for module in model.modules()], state(model)
     surgeon = Surgeon(model, loader, **QUICK)
-    gradual(surgeon, [0.3, 0.5], tuning=FineTuning(optimizer=optimizer, weight_decay=0.1, **SHORT))
+    gradual(surgeon, [0.3, 0.5], tuning=FineTuningOptions(optimizer=optimizer, weight_decay=0.1, **SHORT))
     assert [module.training for module in model.modules()] == modes
     assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
     parameters = {name for name, _ in model.named_parameters()}
@@ -257,7 +257,7 @@ def test_a_batchnorm_frozen_in_a_training_model_stays(optimizer: str, model: Dig
     def check(_: object) -> None:
         assert (model.bn1.training, model.bn2.training) == (True, False)
 
-    gradual(surgeon, [0.3, 0.5], tuning=FineTuning(optimizer=optimizer, **SHORT), on_step=check)
+    gradual(surgeon, [0.3, 0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT), on_step=check)
     kept = {name for name in before if "bn2.running" in name or "bn2.num" in name}
     assert len(kept) == 3
     assert not changed(model, before) & kept
@@ -272,7 +272,7 @@ def test_modes_are_restored_after_an_error(model: DigitsNet, loader: Any) -> Non
         model.train(training)
         surgeon = Surgeon(model, loader, method="magnitude")
         with pytest.raises(KeyboardInterrupt):
-            gradual(surgeon, [0.3], tuning=FineTuning(**SHORT), on_step=fail)
+            gradual(surgeon, [0.3], tuning=FineTuningOptions(**SHORT), on_step=fail)
         assert all(module.training is training for module in model.modules())
 
 
@@ -286,7 +286,7 @@ def test_training_improves_on_pruning_alone(
     alone, tuned = copy.deepcopy(trained), copy.deepcopy(trained)
     Surgeon(alone, loader, **QUICK).staged([0.6, 0.9])
     surgeon = Surgeon(tuned, loader, **QUICK)
-    gradual(surgeon, [0.6, 0.9], tuning=FineTuning(optimizer=optimizer, lr=lr, steps=30, refine=8))
+    gradual(surgeon, [0.6, 0.9], tuning=FineTuningOptions(optimizer=optimizer, lr=lr, steps=30, refine=8))
     assert surgeon.sparsity == round(0.9 * TOTAL) / TOTAL
     assert held_out_loss(tuned) < 0.7 * held_out_loss(alone)
 
@@ -305,7 +305,7 @@ def test_distillation_needs_no_labels(
         divergences.append(float(Categorical().divergence(model(images), trained(images))))
 
     before, surgeon = state(trained), Surgeon(model, inputs, **QUICK)
-    tuning = FineTuning(optimizer=optimizer, lr=lr, distill=True, steps=20)
+    tuning = FineTuningOptions(optimizer=optimizer, lr=lr, distill=True, steps=20)
     gradual(surgeon, [0.85], tuning=tuning, on_prune=measure, on_stage=measure)
     assert divergences[1] < 0.7 * divergences[0]
     assert not changed(trained, before)
@@ -318,7 +318,7 @@ def test_the_temperature_of_distillation(T: float) -> None:
     x, _ = batch
     for likelihood in (Categorical(), Gaussian()):
         surgeon = Surgeon(model, examples(), likelihood, method="magnitude")
-        run = Gradual(surgeon, None, FineTuning(optimizer="sgd", distill=True, temperature=T, steps=1))
+        run = Gradual(surgeon, None, FineTuningOptions(optimizer="sgd", distill=True, temperature=T, steps=1))
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
@@ -343,7 +343,7 @@ def test_training_batches_may_come_from_elsewhere(model: DigitsNet, loader: Any)
                 yield batch
 
     surgeon = Surgeon(model, [x for x, _ in loader], method="magnitude")
-    gradual(surgeon, [0.5], Training(), FineTuning(optimizer="sgd", steps=6))
+    gradual(surgeon, [0.5], Training(), FineTuningOptions(optimizer="sgd", steps=6))
     assert len(drawn) == 6
 
 
@@ -352,7 +352,7 @@ def test_training_batches_may_come_from_elsewhere(model: DigitsNet, loader: Any)
 def test_own_forward(optimizer: str, method: str) -> None:
     batches = [{"features": x, "labels": y} for x, y in examples()]
     surgeon = Surgeon(mlp(), batches, method=method, forward=lambda m, b: m(b["features"]), **QUICK)
-    gradual(surgeon, [0.5], tuning=FineTuning(optimizer=optimizer, **SHORT))
+    gradual(surgeon, [0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT))
     assert surgeon.sparsity == 0.5
 
 
@@ -374,7 +374,7 @@ def test_labels_or_distillation() -> None:
     before = state(model)
     for batches in ([x for x, _ in examples()], [(x,) for x, _ in examples()], [{"input": torch.ones(4, 6)}]):
         with pytest.raises(ValueError, match=r"needs \(inputs, targets\) from the loader, or distillation"):
-            gradual(Surgeon(model, batches, **QUICK), [0.5], tuning=FineTuning(**SHORT))
+            gradual(Surgeon(model, batches, **QUICK), [0.5], tuning=FineTuningOptions(**SHORT))
     assert not changed(model, before)
 
 
@@ -383,9 +383,9 @@ def test_distillation_needs_a_divergence_before_anything_changes() -> None:
     before = state(model)
     surgeon = Surgeon(model, examples(), Plain(), **QUICK)
     with pytest.raises((ValueError, NotImplementedError), match=r"Plain.*divergence|divergence.*Plain"):
-        gradual(surgeon, [0.5], tuning=FineTuning(distill=True, **SHORT))
+        gradual(surgeon, [0.5], tuning=FineTuningOptions(distill=True, **SHORT))
     assert not changed(model, before)
-    gradual(surgeon, [0.5], tuning=FineTuning(**SHORT))
+    gradual(surgeon, [0.5], tuning=FineTuningOptions(**SHORT))
     assert surgeon.history[0].measured is None
 
 
@@ -402,7 +402,7 @@ def test_wrong_schedules_change_nothing(sparsities: list[float], message: str) -
     before, surgeon = state(model), Surgeon(model, examples(), **QUICK)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=message):
-        gradual(surgeon, sparsities, tuning=FineTuning(**SHORT))
+        gradual(surgeon, sparsities, tuning=FineTuningOptions(**SHORT))
     with pytest.raises(ValueError, match=message):
         attach(surgeon, optimizer, sparsities, every=1)
     assert not changed(model, before)
@@ -411,19 +411,19 @@ def test_wrong_schedules_change_nothing(sparsities: list[float], message: str) -
 
 def test_steps_for() -> None:
     batches = examples()
-    assert FineTuning().steps_for(batches) == 4
-    assert FineTuning(epochs=2.5).steps_for(batches) == 10
-    assert FineTuning(epochs=0.01).steps_for(batches) == 1
-    assert FineTuning(epochs=3, steps=7).steps_for(batches) == 7
-    assert FineTuning(steps=7).steps_for(iter(batches)) == 7
+    assert FineTuningOptions().steps_for(batches) == 4
+    assert FineTuningOptions(epochs=2.5).steps_for(batches) == 10
+    assert FineTuningOptions(epochs=0.01).steps_for(batches) == 1
+    assert FineTuningOptions(epochs=3, steps=7).steps_for(batches) == 7
+    assert FineTuningOptions(steps=7).steps_for(iter(batches)) == 7
     with pytest.raises(ValueError, match="epochs need a loader with a length; give steps instead"):
-        FineTuning(epochs=2).steps_for(iter(batches))
+        FineTuningOptions(epochs=2).steps_for(iter(batches))
 
 
 def test_epochs_decide_how_long_to_train() -> None:
     places: list[Progress] = []
     surgeon = Surgeon(mlp(), examples(), method="magnitude")
-    tuning = FineTuning(optimizer="sgd", epochs=1.5)
+    tuning = FineTuningOptions(optimizer="sgd", epochs=1.5)
     gradual(surgeon, [0.2, 0.4], tuning=tuning, on_step=places.append)
     assert [p.step for p in places] == [*range(1, 7)] * 2
 
@@ -445,7 +445,7 @@ def test_epochs_decide_how_long_to_train() -> None:
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FineTuning(**options)
+        FineTuningOptions(**options)
 
 
 # --- a training loop of one's own ---------------------------------------------------------------------------
@@ -581,7 +581,9 @@ def test_attach_with_wrong_numbers(every: int, start: int, done: int) -> None:
 
 def paced(model: DigitsNet, **options: Any) -> Gradual:
     loader = [(torch.randn(8, 1, 8, 8).float(), torch.zeros(8, dtype=torch.long))]
-    return Gradual(Surgeon(model, loader), loader, FineTuning(max_kl=0.1, step_damping=5, steps=1, **options))
+    return Gradual(
+        Surgeon(model, loader), loader, FineTuningOptions(max_kl=0.1, step_damping=5, steps=1, **options)
+    )
 
 
 def test_the_pace_follows_the_loss_that_can_be_regained(model: DigitsNet) -> None:
@@ -601,9 +603,9 @@ def test_the_pace_follows_the_loss_that_can_be_regained(model: DigitsNet) -> Non
     run.tuning = replace(run.tuning, regain=0.4)
     assert run._pace(0.1) == pytest.approx((0.1 * 1.4 * 0.4**2 / 0.8, 5 / 0.4))
     with pytest.raises(ValueError, match=r"regain must be in \[0, 1\), got 1"):
-        FineTuning(regain=1)
+        FineTuningOptions(regain=1)
     with pytest.raises(ValueError, match=r"temperature must be > 0 and finite, got 0"):
-        FineTuning(temperature=0)
+        FineTuningOptions(temperature=0)
 
 
 def test_the_loss_of_the_given_model_is_measured_on_the_first_batches(model: DigitsNet) -> None:
@@ -615,17 +617,17 @@ def test_the_loss_of_the_given_model_is_measured_on_the_first_batches(model: Dig
     model.train()
     before = copy.deepcopy(model.state_dict())
     for steps, count in ((3, 3), (20, 8)):
-        run = Gradual(Surgeon(model, data), data, FineTuning(steps=steps))
+        run = Gradual(Surgeon(model, data), data, FineTuningOptions(steps=steps))
         assert run.given == pytest.approx(sum(expected[:count]) / count, rel=1e-5)
         assert [batch is data[i] for i, batch in enumerate(run.ahead)] == [True] * count
         assert next(run.batches) is data[count]
-    later = Gradual(Surgeon(model, data), data[5:], FineTuning(steps=2))
+    later = Gradual(Surgeon(model, data), data[5:], FineTuningOptions(steps=2))
     assert later.given != run.given
     later.load_state_dict(run.state_dict())
     assert later.given == run.given  # the model that was given, not the one a run goes on with
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    for quiet in (FineTuning(steps=20, optimizer="sgd"), FineTuning(steps=20, max_kl=math.inf)):
+    for quiet in (FineTuningOptions(steps=20, optimizer="sgd"), FineTuningOptions(steps=20, max_kl=math.inf)):
         run = Gradual(Surgeon(model, data), data, quiet)
         assert (run.given, len(run.ahead)) == (0.0, 1)  # nobody asks for it
 
@@ -634,7 +636,7 @@ def test_a_loss_that_is_not_finite_is_told_at_once(model: DigitsNet) -> None:
     data = [(torch.full((4, 1, 8, 8), torch.nan).float(), torch.zeros(4, dtype=torch.long))]
     model.train()
     with pytest.raises(ValueError, match="loss on the training loader is not finite: nan"):
-        Gradual(Surgeon(model, [torch.randn(4, 1, 8, 8).float()]), data, FineTuning(steps=2))
+        Gradual(Surgeon(model, [torch.randn(4, 1, 8, 8).float()]), data, FineTuningOptions(steps=2))
     with pytest.raises(RuntimeError):
         Gradual(Surgeon(model, [torch.randn(4, 1, 8, 8).float()]), [(data[0][0][..., 0], data[0][1])])
     assert model.training  # whatever went wrong

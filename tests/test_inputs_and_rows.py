@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import fishleg
-from fishleg import AuxiliaryOptions, InverseFisher, Surgeon, looks
-from fishleg.baselines import estimate, learner
-from fishleg.batches import batch_size, default_forward, slice_batch
-from fishleg.fisher import fisher_product, sample_h
-from fishleg.kfac import kfac_factors
-from fishleg.layers import find_layers
-from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from fishleg import AuxiliaryOptions, InverseFisher, Surgeon
+from fishleg.curvature.kronecker_factors import kronecker_factors
+from fishleg.curvature.layers import find_layers
+from fishleg.curvature.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from fishleg.curvature.products import fisher_product
+from fishleg.curvature.samples import sample_h
+from fishleg.inverse.estimators import estimate
+from fishleg.inverse.learned import learner
+from fishleg.pruning import diagnostics as looks
+from fishleg.runtime.batches import batch_size, default_forward, slice_batch
 
 QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 4}
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -111,9 +114,12 @@ def test_which_words_occurred_is_part_of_the_state_of_q() -> None:
 
 def test_tied_embeddings_are_no_tables() -> None:
     model = nn.ModuleDict({"words": nn.Embedding(5, 4, padding_idx=-1), "head": nn.Linear(4, 5, bias=False)})
-    assert [(layer.is_table, layer.held) for layer in find_layers(model)] == [(True, (4,)), (False, ())]
+    assert [(layer.is_embedding, layer.padding) for layer in find_layers(model)] == [
+        (True, (4,)),
+        (False, ()),
+    ]
     model["head"].weight = model["words"].weight
-    assert [(layer.is_table, layer.held) for layer in find_layers(model)] == [(False, (4,))]
+    assert [(layer.is_embedding, layer.padding) for layer in find_layers(model)] == [(False, (4,))]
 
 
 # --- how many examples a batch has --------------------------------------------------------------------------
@@ -248,15 +254,17 @@ def test_f_is_the_same_whatever_does_not_fit() -> None:
     ]
     torch.testing.assert_close(draws[0], draws[1])
     torch.testing.assert_close(draws[0], draws[2])
-    first = kfac_factors(model, find_layers(model), [X], Categorical(), generator=torch.Generator())
-    second = kfac_factors(model, find_layers(model), [(X, X)], Categorical(), generator=torch.Generator())
+    first = kronecker_factors(model, find_layers(model), [X], Categorical(), generator=torch.Generator())
+    second = kronecker_factors(
+        model, find_layers(model), [(X, X)], Categorical(), generator=torch.Generator()
+    )
     torch.testing.assert_close(first, second)
 
 
 def test_kfac_leaves_ignored_batches_out() -> None:
     model, ignored = mlp(), (X, torch.full((16,), -100))
     alone, among = (
-        kfac_factors(model, find_layers(model), batches, Categorical(), generator=torch.Generator())
+        kronecker_factors(model, find_layers(model), batches, Categorical(), generator=torch.Generator())
         for batches in ([X], [ignored, X])
     )
     torch.testing.assert_close(alone, among)
@@ -330,7 +338,7 @@ def test_a_logit_of_minus_infinity_is_a_class_less() -> None:
         )  # fmt: skip
         assert not bool(h["2.bias"][:, 3].any())
         assert bool(h["2.bias"][:, :3].any())
-    kfac_factors(model, find_layers(model), [X], Categorical(), forward=without_class)
+    kronecker_factors(model, find_layers(model), [X], Categorical(), forward=without_class)
     assert int(Categorical().sample(without_class(model, X)).max()) < 3
     q, _ = estimate("fishleg", model, [X], forward=without_class, **QUICK)
     assert all(bool(value.isfinite().all()) for value in q.diag().values())
@@ -411,7 +419,7 @@ def test_stages_that_add_up(
     predicted: list[float], measured: float | None, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        looks.at_end(0.9, predicted, measured)
+        looks.warn_about_total(0.9, predicted, measured)
     assert bool(caplog.text) is told
     if told:
         assert re.search(

@@ -19,8 +19,8 @@ from oracles import (
 )
 from torch import Tensor, nn
 
-from fishleg.inverse import STRUCTURES, InverseFisher
-from fishleg.operators import (
+from fishleg.inverse.inverse_fisher import InverseFisher
+from fishleg.inverse.operators import (
     BlockFactor,
     Diagonal,
     DiagonalFactor,
@@ -30,6 +30,7 @@ from fishleg.operators import (
     Kronecker,
     SplitFactor,
 )
+from fishleg.inverse.structures import STRUCTURES
 
 
 def small_net() -> nn.Sequential:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fishleg.cli import main
-from fishleg.paper import jobs
-from fishleg.paper.harness import Unit, missing, run_units
-from fishleg.paper.jobs import Claims, run_workers
+from fishleg.cli.commands import main
+from reproduction.paper import jobs
+from reproduction.paper.harness import Unit, missing, run_units
+from reproduction.paper.jobs import Claims, run_workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is locked there")
 

@@ -10,10 +10,10 @@ from oracles import dense_fisher, gaussian_fisher, packed_fisher
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg.baselines import estimate
-from fishleg.kfac import kfac_factors
-from fishleg.layers import find_layers
-from fishleg.likelihoods import Categorical, Gaussian
+from fishleg.curvature.kronecker_factors import kronecker_factors
+from fishleg.curvature.layers import find_layers
+from fishleg.curvature.likelihoods import Categorical, Gaussian
+from fishleg.inverse.estimators import estimate
 
 
 def packed(model: nn.Module, F: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def packed(model: nn.Module, F: Tensor) -> Tensor:
 
 def factors_of(model: nn.Module, batches: list[Any], likelihood: Any, seed: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
-    return kfac_factors(model, find_layers(model), batches, likelihood, generator=generator)
+    return kronecker_factors(model, find_layers(model), batches, likelihood, generator=generator)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fishleg import layers
-from fishleg.layers import Layer, find_layers, register_layer
+from fishleg.curvature import layers
+from fishleg.curvature.layers import Layer, find_layers, register_layer
 
 # module, and the layers expected of it: parameter names -> (packed shape, whether it is a matrix)
 Expected = dict[tuple[str, ...], tuple[tuple[int, ...], bool]]

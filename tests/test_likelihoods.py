@@ -8,9 +8,9 @@ import torch
 from oracles import bernoulli_fisher, categorical_fisher, gaussian_fisher, learned_sigma_fisher
 from torch import Tensor, distributions, nn
 
-from fishleg import likelihoods
-from fishleg.fisher import sample_h
-from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, as_likelihood
+from fishleg.curvature import likelihoods
+from fishleg.curvature.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, as_likelihood
+from fishleg.curvature.samples import sample_h
 
 SIGMA = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
 LEARNED = Gaussian(learned_sigma=True)

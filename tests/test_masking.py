@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg.masking import apply_masks, keep_zeros, masks_of, refresh_batchnorm
-from fishleg.optimizer import FishLeg
+from fishleg.optim.fishleg import FishLeg
+from fishleg.pruning.keep_zeros import keep_zeros
+from fishleg.pruning.masks import apply_masks, masks_of
+from fishleg.runtime.batchnorm import refresh_batchnorm
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),

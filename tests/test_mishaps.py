@@ -8,16 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fishleg import api
-from fishleg.attachment import attach
-from fishleg.auxiliary import Auxiliary
-from fishleg.fisher import AllIgnoredError
-from fishleg.inverse import InverseFisher
-from fishleg.loop import Gradual, gradual
-from fishleg.masking import apply_masks, refresh_batchnorm, zero_masked
-from fishleg.options import SurgeonOptions
-from fishleg.surgeon import Surgeon
-from fishleg.tuning import FineTuning
+from fishleg.curvature.outputs import AllIgnoredError
+from fishleg.inverse.auxiliary import Auxiliary
+from fishleg.inverse.inverse_fisher import InverseFisher
+from fishleg.pruning import api
+from fishleg.pruning.attach import attach
+from fishleg.pruning.gradual import Gradual, gradual
+from fishleg.pruning.keep_zeros import zero_removed
+from fishleg.pruning.masks import apply_masks
+from fishleg.pruning.options import PruningOptions
+from fishleg.pruning.surgeon import Surgeon
+from fishleg.pruning.tuning import FineTuningOptions
+from fishleg.runtime.batchnorm import refresh_batchnorm
 
 QUICK: dict[str, Any] = {"samples": 8, "sub_batch": 8}
 Batch = tuple[Tensor, Tensor]
@@ -42,7 +44,7 @@ def test_masked_weights_are_zero_even_where_they_were_nan() -> None:
     masks = {"weight": torch.tensor([[True, False, True], [False, True, True]])}
     for enforce in (
         lambda: apply_masks(layer, masks),
-        lambda: zero_masked(torch.optim.SGD([layer.weight], lr=1), layer, masks),
+        lambda: zero_removed(torch.optim.SGD([layer.weight], lr=1), layer, masks),
     ):
         with torch.no_grad():
             layer.weight.fill_(math.nan)
@@ -56,12 +58,13 @@ def test_training_that_diverges_is_an_error_not_a_result() -> None:
     surgeon = Surgeon(model, data, "gaussian", method="magnitude", **QUICK)
     told = r"loss is not finite \((inf|nan)\) at step \d+ of 30 after sparsity 0\.5"
     with pytest.raises(ValueError, match=told):
-        gradual(surgeon, [0.5], tuning=FineTuning(optimizer="sgd", lr=1e6, steps=30))
+        gradual(surgeon, [0.5], tuning=FineTuningOptions(optimizer="sgd", lr=1e6, steps=30))
 
 
 def test_the_last_step_may_be_the_one_that_diverges() -> None:
     run = Gradual(
-        Surgeon(mlp(), examples(), method="magnitude", **QUICK), tuning=FineTuning(optimizer="sgd", steps=2)
+        Surgeon(mlp(), examples(), method="magnitude", **QUICK),
+        tuning=FineTuningOptions(optimizer="sgd", steps=2),
     )
     run.prune(0.5)
     steps = run.train()
@@ -81,19 +84,19 @@ def test_batches_without_a_label_that_counts_are_left_out() -> None:
     ends = []
     for loader in (plain, mixed):
         surgeon = Surgeon(mlp(), data, method="magnitude", **QUICK)
-        run = Gradual(surgeon, loader, FineTuning(optimizer="sgd", steps=5))
+        run = Gradual(surgeon, loader, FineTuningOptions(optimizer="sgd", steps=5))
         run.prune(0.5)
         losses = list(run.train())
         assert len(losses) == 5
         ends.append(losses)
     assert ends[0] == ends[1]
-    run = Gradual(Surgeon(mlp(), data, **QUICK), mixed, FineTuning(steps=5, refine=1, cuts=1))
-    expected = Gradual(Surgeon(mlp(), data, **QUICK), plain, FineTuning(steps=3))
+    run = Gradual(Surgeon(mlp(), data, **QUICK), mixed, FineTuningOptions(steps=5, refine=1, cuts=1))
+    expected = Gradual(Surgeon(mlp(), data, **QUICK), plain, FineTuningOptions(steps=3))
     assert run.given == pytest.approx(expected.given, rel=0.3)
     run.prune(0.5)
     assert all(map(math.isfinite, run.train()))
     assert all(map(math.isfinite, run.recent))
-    nothing = Gradual(Surgeon(mlp(), data, **QUICK), [empty], FineTuning(optimizer="sgd", steps=5))
+    nothing = Gradual(Surgeon(mlp(), data, **QUICK), [empty], FineTuningOptions(optimizer="sgd", steps=5))
     nothing.prune(0.5)
     with pytest.raises(ValueError, match="1001 training batches in a row have no label that counts"):
         list(nothing.train())
@@ -123,7 +126,7 @@ def test_the_given_loss_is_that_of_a_model_with_dropout() -> None:
     assert with_dropout > 1.1 * without
     model.train()
     random = torch.get_rng_state()
-    run = Gradual(Surgeon(model, data, **QUICK), data, FineTuning(steps=3))
+    run = Gradual(Surgeon(model, data, **QUICK), data, FineTuningOptions(steps=3))
     assert run.given == pytest.approx(with_dropout, rel=0.03)
     assert torch.equal(torch.get_rng_state(), random)
 
@@ -131,7 +134,9 @@ def test_the_given_loss_is_that_of_a_model_with_dropout() -> None:
 def test_the_pace_is_in_units_of_the_given_loss_where_that_is_large() -> None:
     """Targets a thousand times as large make losses, and the KL of a good step, a million times as large."""
     run = Gradual(
-        Surgeon(mlp(), examples(), **QUICK), examples(), FineTuning(steps=4, max_kl=0.1, step_damping=5)
+        Surgeon(mlp(), examples(), **QUICK),
+        examples(),
+        FineTuningOptions(steps=4, max_kl=0.1, step_damping=5),
     )
     run._floor, paces = 0.0, []
     for scale in (1.0, 1e6):
@@ -206,7 +211,7 @@ def test_batchnorm_and_a_last_batch_of_one(caplog: pytest.LogCaptureFixture) -> 
 
 def test_a_pruned_model_is_not_taken_for_the_teacher() -> None:
     model, data = mlp(), examples()
-    tuning = FineTuning(distill=True, optimizer="sgd", steps=4)
+    tuning = FineTuningOptions(distill=True, optimizer="sgd", steps=4)
     surgeon = Surgeon(model, data, method="magnitude", **QUICK)
     run = Gradual(surgeon, data, tuning)
     run.prune(0.5)
@@ -232,7 +237,7 @@ def test_a_pruned_model_is_not_taken_for_the_teacher() -> None:
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        SurgeonOptions(**options)
+        PruningOptions(**options)
 
 
 def test_a_later_batch_without_targets_is_told() -> None:
@@ -240,7 +245,7 @@ def test_a_later_batch_without_targets_is_told() -> None:
     run = Gradual(
         Surgeon(mlp(), data, method="magnitude", **QUICK),
         [data[0], data[1][0]],
-        FineTuning(optimizer="sgd", steps=4),
+        FineTuningOptions(optimizer="sgd", steps=4),
     )
     run.prune(0.5)
     with pytest.raises(ValueError, match="a training batch has no targets, others had"):

@@ -10,7 +10,7 @@ from operator_makers import LEFT, MAKERS, RIGHT, Dims, definition, dims, make
 from oracles import damped_inverse, dense_auxiliary_loss, exact_samples, random_fisher, randomise_
 from torch import Tensor
 
-from fishleg.operators import (
+from fishleg.inverse.operators import (
     BlockFactor,
     Diagonal,
     DiagonalFactor,

@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 from operator_makers import MAKERS, Dims, make
 from torch import Tensor
 
-from fishleg.obs import (
-    compensate,
-    exchange_curvature,
-    exchange_scores,
-    group_saliency,
-    row_saliency,
-    saliency,
-    solve_removed,
-)
-from fishleg.operators import Diagonal, FullFactor, Gram, Kronecker, Operator
+from fishleg.inverse.operators import Diagonal, FullFactor, Gram, Kronecker, Operator
+from fishleg.pruning.compensation import compensate, solve_removed, swap_curvature, swap_scores
+from fishleg.pruning.saliency import group_saliency, row_saliency, saliency
 
 STRUCTURES = [
     "dense-only",
@@ -119,7 +112,7 @@ def test_exchange_scores_lie_between_their_bounds(name: str, d: Dims, fraction: 
     w, q, removed = problem(name, d, fraction)
     Q = q.dense()
     result = compensate(w, q, removed, **PRECISE)
-    scores = exchange_scores(w, exchange_curvature(q), removed, result).flatten()
+    scores = swap_scores(w, swap_curvature(q), removed, result).flatten()
     at_most, at_least = torch.linalg.inv(Q).diagonal(), 1 / Q.diagonal()
     v, x = (w + result.delta).flatten(), result.multipliers.flatten()
     for i in range(q.n):
@@ -137,7 +130,7 @@ def test_exchange_scores_lie_between_their_bounds(name: str, d: Dims, fraction: 
 def test_exchange_scores_need_a_joint_compensation() -> None:
     w, q, removed = problem("gram-full", Dims(2, 2, 1, 2, 0))
     with pytest.raises(ValueError, match="joint"):
-        exchange_scores(w, exchange_curvature(q), removed, compensate(w, q, removed, "none"))
+        swap_scores(w, swap_curvature(q), removed, compensate(w, q, removed, "none"))
 
 
 # --- compensation -------------------------------------------------------------------------------------------

@@ -12,14 +12,19 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import fishleg
-from fishleg import Auxiliary, AuxiliaryOptions, FineTuning, FishLeg, Gradual, InverseFisher, Surgeon
-from fishleg.baselines import estimate, learner
-from fishleg.batches import targets_of
-from fishleg.fisher import frozen_statistics, sample_h
-from fishleg.likelihoods import Categorical
-from fishleg.masking import keep_zeros, masks_of, refresh_batchnorm
-from fishleg.tool.budgets import count_macs
-from fishleg.tool.packing import pack, unpack
+from fishleg import Auxiliary, AuxiliaryOptions, FineTuningOptions, FishLeg, Gradual, InverseFisher, Surgeon
+from fishleg.curvature.likelihoods import Categorical
+from fishleg.curvature.samples import sample_h
+from fishleg.formats.packed import pack, unpack
+from fishleg.inverse.estimators import estimate
+from fishleg.inverse.learned import learner
+from fishleg.pruning import pruner
+from fishleg.pruning.keep_zeros import keep_zeros
+from fishleg.pruning.masks import masks_of
+from fishleg.runs.budgets import count_macs
+from fishleg.runtime.batches import targets_of
+from fishleg.runtime.batchnorm import refresh_batchnorm
+from fishleg.runtime.modes import evaluation_mode
 
 QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 4}
 
@@ -130,7 +135,7 @@ def test_dropout_of_recurrent_layers_is_off() -> None:
             return self.lstm(x)[0][:, -1]
 
     model, x = Recurrent().train(), torch.randn(3, 4, 6)
-    with frozen_statistics(model):
+    with evaluation_mode(model):
         assert torch.equal(model(x), model(x))
     assert model.lstm.dropout == 0.5
     assert not torch.equal(model(x), model(x))
@@ -153,15 +158,14 @@ def test_weights_that_would_not_be_finite_are_not_written(monkeypatch: pytest.Mo
     model = mlp()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     surgeon = Surgeon(model, inputs(), method="diagonal", **QUICK)
-    from fishleg import scalpel
 
-    real = scalpel.compensate
+    real = pruner.compensate
 
     def broken(w: Tensor, *args: Any, **kwargs: Any) -> Any:
         result = real(w, *args, **kwargs)
         return type(result)(result.delta * (torch.nan if len(w) == 4 else 1), result.predicted)
 
-    monkeypatch.setattr(scalpel, "compensate", broken)
+    monkeypatch.setattr(pruner, "compensate", broken)
     with pytest.raises(
         ValueError, match=r"the compensation of '2\.weight' is not finite; nothing was changed"
     ):
@@ -213,7 +217,7 @@ def test_a_causal_model_is_trained_to_predict_the_next_token() -> None:
     tokens = (torch.arange(6) + torch.arange(8).unsqueeze(1)) % 8  # each is followed by the next larger one
     loader = [{"input_ids": tokens, "labels": tokens}]
     surgeon = Surgeon(model, loader, include=["head"], method="magnitude", compensation="none")
-    with Gradual(surgeon, loader, FineTuning(optimizer="adam", lr=0.05, steps=60)) as run:
+    with Gradual(surgeon, loader, FineTuningOptions(optimizer="adam", lr=0.05, steps=60)) as run:
         run.prune(0.3)
         losses = list(run.train())
     assert losses[-1] < 0.5 * losses[0]
@@ -294,7 +298,7 @@ def test_loaded_states_move_to_the_model() -> None:
 def test_a_given_inverse_is_no_reason_not_to_train() -> None:
     surgeon = Surgeon(mlp(), labelled(), **QUICK)
     q = surgeon.estimate()
-    with Gradual(surgeon, labelled(), FineTuning(steps=3)) as run:
+    with Gradual(surgeon, labelled(), FineTuningOptions(steps=3)) as run:
         run.prune(0.5, inverse=q)
         assert len(list(run.train())) == 3
 
@@ -349,7 +353,7 @@ def test_a_state_dict_is_no_model() -> None:
 def test_a_label_out_of_range_is_named_while_training() -> None:
     loader = [(x, torch.full((8,), 6)) for x in inputs()]
     surgeon = Surgeon(mlp(), inputs(), method="magnitude", compensation="none")
-    with Gradual(surgeon, loader, FineTuning(optimizer="sgd", steps=2)) as run:
+    with Gradual(surgeon, loader, FineTuningOptions(optimizer="sgd", steps=2)) as run:
         run.prune(0.5)
         with pytest.raises(ValueError, match="6"):
             list(run.train())

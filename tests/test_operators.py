@@ -9,7 +9,7 @@ from hypothesis import given, seed, settings
 from operator_makers import MAKERS, RIGHT, DenseOnly, Dims, definition, dims, factor_definition, make
 from torch import Tensor
 
-from fishleg.operators import (
+from fishleg.inverse.operators import (
     BlockFactor,
     Diagonal,
     FullFactor,

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 from fishleg import AuxiliaryOptions, InverseFisher
-from fishleg.optimizer import FishLeg
+from fishleg.optim.fishleg import FishLeg
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.arange(20) % 3

@@ -16,9 +16,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.optim.lr_scheduler import StepLR
 
 from fishleg import Bernoulli, InverseFisher
-from fishleg.optimizer import FishLeg
-from fishleg.workloads.data import split_digits
-from fishleg.workloads.models import autoencoder
+from fishleg.optim.fishleg import FishLeg
+from fishleg.workloads.digits import split_digits
+from reproduction.workloads.networks import autoencoder
 
 X = torch.randn(20, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.arange(20) % 3

@@ -13,11 +13,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import fishleg
-from fishleg import Auxiliary, AuxiliaryOptions, FineTuning, FishLeg, InverseFisher, Surgeon
-from fishleg.batches import cycle
-from fishleg.likelihoods import Categorical
-from fishleg.masking import refresh_batchnorm
-from fishleg.streams import Replayable
+from fishleg import Auxiliary, AuxiliaryOptions, FineTuningOptions, FishLeg, InverseFisher, Surgeon
+from fishleg.curvature.likelihoods import Categorical
+from fishleg.runtime.batchnorm import refresh_batchnorm
+from fishleg.runtime.loaders import cycle
+from fishleg.runtime.replay import Replayable
 
 
 def net() -> nn.Sequential:
@@ -374,7 +374,7 @@ def test_zeros_of_excluded_layers_last_too() -> None:
     for optimizer in ("sgd", "fishleg"):
         again = fishleg.prune(
             sparse, pairs(), 0.8, mode="gradual", stages=1, exclude=["^2"], samples=16, progress=quiet,
-            tuning=FineTuning(optimizer=optimizer, steps=2),
+            tuning=FineTuningOptions(optimizer=optimizer, steps=2),
         )  # fmt: skip
         now = again.get_parameter("2.weight")
         assert torch.equal(now == 0, zero)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fishleg.baselines import estimate
-from fishleg.paper import ablation, claims, estimation, init, layer, tables
-from fishleg.paper.ablation import blocks, pruning
-from fishleg.paper.harness import Unit, duration, mean, mean_sem, plain, run_units, spaced, steps_to
-from fishleg.paper.problems import (
+from fishleg.inverse.estimators import estimate
+from reproduction.paper import ablation, claims, estimation, init, layer, tables
+from reproduction.paper.ablation import blocks, pruning
+from reproduction.paper.harness import Unit, duration, mean, mean_sem, plain, run_units, spaced, steps_to
+from reproduction.paper.problems import (
     Ensemble,
     Problem,
     Projection,

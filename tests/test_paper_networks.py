@@ -10,15 +10,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fishleg import FineTuning, SurgeonOptions, cli
-from fishleg.loop import Gradual
-from fishleg.masking import refresh_batchnorm
-from fishleg.paper import config as configs
-from fishleg.paper import dense as dense_model
-from fishleg.paper import resnet18, semi_structured, tables, unstructured
-from fishleg.paper.harness import plain
-from fishleg.surgeon import Surgeon
-from fishleg.workloads.models import ResNet18
+from fishleg import FineTuningOptions, PruningOptions
+from fishleg.cli import commands as cli
+from fishleg.pruning.gradual import Gradual
+from fishleg.pruning.surgeon import Surgeon
+from fishleg.runtime.batchnorm import refresh_batchnorm
+from reproduction.paper import config as configs
+from reproduction.paper import dense as dense_model
+from reproduction.paper import resnet18, semi_structured, tables, unstructured
+from reproduction.paper.harness import plain
+from reproduction.workloads.networks import ResNet18
 
 SMOKE = configs.load("smoke")
 
@@ -176,7 +177,7 @@ def test_both_scorers_train_with_the_same_damping(tmp_path: Path) -> None:
     for arm in ("magnitude + FishLeg", "FLS + FishLeg"):
         surgery, tuning = resnet18.arm_options(SMOKE, arm)
         surgeon = Surgeon(model.model(), model.examples.batches(SMOKE, 0), **surgery)
-        run = Gradual(surgeon, None, FineTuning(**tuning))
+        run = Gradual(surgeon, None, FineTuningOptions(**tuning))
         run.prune(0.5)
         found.append(run.optimizer.auxiliary.gamma)
     assert 1 / 3 < found[0] / found[1] < 3
@@ -196,8 +197,8 @@ def test_every_configuration_can_be_loaded_and_its_arms_built(name: str) -> None
     config = configs.load(name)
     for arm in config.arms:
         surgery, tuning = resnet18.arm_options(config, arm)
-        SurgeonOptions(**surgery)
-        FineTuning(**tuning)
+        PruningOptions(**surgery)
+        FineTuningOptions(**tuning)
     if name.startswith("full"):
         assert (config.width, config.device, config.seeds) == (64, "cuda", (0, 1, 2))
         assert config.preset == ("ours" if name.endswith("ours") else "paper")
@@ -222,7 +223,7 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
     surgery, tuning = resnet18.arm_options(config, "FLS + FishLeg")
     surgery["samples"] = 6
     surgeon = Surgeon(model, examples.batches(config, 0), **surgery)
-    run = Gradual(surgeon, None, FineTuning(**{**tuning, "steps": 2}))
+    run = Gradual(surgeon, None, FineTuningOptions(**{**tuning, "steps": 2}))
     run.prune(0.5)
     for operator in map(surgeon.inverse.unmasked, surgeon.inverse.layers):
         torch.testing.assert_close(operator.diag(), torch.full_like(operator.diag(), 10.0), rtol=0.01, atol=0)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fishleg.patterns import NM, Blocks, Pattern, Rows, Unstructured, as_pattern, check_sparsities, schedule
+from fishleg.pruning.patterns import NM, Blocks, Pattern, Rows, Unstructured, as_pattern
+from fishleg.pruning.schedules import check_sparsities, schedule
 
 SHAPES = {"linear": (6, 8), "conv": (4, 8, 3, 3), "point": (5, 16, 1, 1)}
 KINDS = ("exponential", "cubic", "linear")

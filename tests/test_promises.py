@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import fishleg
 from fishleg import FishLeg, Surgeon
-from fishleg.masking import norm_inputs, refresh_batchnorm
-from fishleg.patterns import as_pattern
+from fishleg.pruning.patterns import as_pattern
+from fishleg.runtime.batchnorm import batchnorm_input_moments, refresh_batchnorm
 
 QUICK: dict[str, Any] = {"samples": 16}
 
@@ -280,7 +280,7 @@ def test_where_all_have_moved_all_are_renewed_as_they_ever_were(monkeypatch: pyt
         return model.state_dict()
 
     found = pruned()
-    monkeypatch.setattr("fishleg.surgeon.norm_inputs", lambda *_: {})
+    monkeypatch.setattr("fishleg.pruning.surgeon.batchnorm_input_moments", lambda *_: {})
     assert all(torch.equal(value, found[name]) for name, value in pruned().items())
 
 
@@ -295,12 +295,15 @@ def test_norms_that_are_not_called_or_by_keyword_or_twice() -> None:
             return y
 
     model, x, state = Odd(), inputs()[0], torch.get_rng_state()
-    (first, second), late = norm_inputs(model, x).values(), norm_inputs(model, x)[model.late]
+    (first, second), late = (
+        batchnorm_input_moments(model, x).values(),
+        batchnorm_input_moments(model, x)[model.late],
+    )
     del second
     assert late == []
     assert len(first) == 2
     torch.testing.assert_close(first[0], torch.stack([x.sum(0), x.square().sum(0)]))
-    assert all(map(torch.equal, first, norm_inputs(model, x)[model.norm]))
+    assert all(map(torch.equal, first, batchnorm_input_moments(model, x)[model.norm]))
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
     assert refresh_batchnorm(model, [x], 1, only=[model.norm]) == 1

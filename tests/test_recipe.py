@@ -13,11 +13,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fishleg import api, baselines, likelihoods, obs, patterns, tuning
-from fishleg.options import SurgeonOptions
-from fishleg.tool import recipe as recipes
-from fishleg.tool.flags import flags_given
-from fishleg.tool.recipe import (
+from fishleg.cli.flags import flags_given
+from fishleg.curvature import likelihoods
+from fishleg.inverse import estimators as baselines
+from fishleg.pruning import api, patterns, tuning
+from fishleg.pruning import compensation as obs
+from fishleg.pruning.options import PruningOptions
+from fishleg.runs import recipe as recipes
+from fishleg.runs.recipe import (
     BUDGETS,
     FIELDS,
     SECTIONS,
@@ -286,7 +289,7 @@ def test_choices_are_those_of_the_library():
         patterns.schedule(name, 0.9, 3)
 
 
-@pytest.mark.parametrize("options", [SurgeonOptions, tuning.FineTuning])
+@pytest.mark.parametrize("options", [PruningOptions, tuning.FineTuningOptions])
 def test_defaults_are_those_of_the_library(options: type[Any]):
     recipe, own = Recipe(), options()
     shared = {f.name for f in dataclasses.fields(options)} & set(FIELDS)
@@ -294,7 +297,7 @@ def test_defaults_are_those_of_the_library(options: type[Any]):
     for name in shared:
         ours, theirs = getattr(recipe, name), getattr(own, name)
         assert ours == (list(theirs) if isinstance(theirs, tuple) else theirs), name
-    if options is tuning.FineTuning:  # a run takes all of them from the recipe
+    if options is tuning.FineTuningOptions:  # a run takes all of them from the recipe
         assert shared == {f.name for f in dataclasses.fields(options)}
 
 

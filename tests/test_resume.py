@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from killing import in_child, kill_in_call, kill_often, warm_up, work
 
-from fishleg import checkpoint
-from fishleg.tool.recipe import Recipe, make_recipe
+from fishleg.formats import checkpoint
+from fishleg.runs.recipe import Recipe, make_recipe
 
 MODES = {
     "staged": {"sparsity": 0.8, "stages": 3, "batchnorm_batches": 2},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg import (
-    FineTuning,
+    FineTuningOptions,
     FishLeg,
     Surgeon,
     attach,
@@ -21,8 +21,8 @@ from fishleg import (
     schedule,
     shrink,
 )
-from fishleg.api import schedule_to
-from fishleg.patterns import as_pattern
+from fishleg.pruning.patterns import as_pattern
+from fishleg.pruning.schedules import plan_schedule
 
 QUICK: dict[str, Any] = {"samples": 8, "sub_batch": 4, "measure_batches": 1, "batchnorm_batches": 2}
 
@@ -124,7 +124,7 @@ def test_norms_stay_zero_while_training_whoever_trains() -> None:
 def test_gradual_with_rows(optimizer: str) -> None:
     model = network()
     surgeon = Surgeon(model, batches(), pattern="rows", **QUICK)
-    tuning = FineTuning(optimizer=optimizer, epochs=1, cuts=1)
+    tuning = FineTuningOptions(optimizer=optimizer, epochs=1, cuts=1)
     gradual(surgeon, [0.25, 0.5], batches(), tuning)
     check_norms(model, 8)
     x = batches()[0][0]
@@ -143,10 +143,10 @@ def test_masks_of_norms_are_part_of_the_state() -> None:
 
 def test_rows_are_damped_more_and_go_in_more_stages() -> None:
     rows, single = as_pattern("rows"), as_pattern("global")
-    assert len(schedule_to(0.5, rows, "staged", None, "exponential")) == 14
-    assert len(schedule_to(0.5, rows, "gradual", None, "exponential")) == 3
-    assert len(schedule_to(0.5, single, "staged", None, "exponential")) == 3
-    assert len(schedule_to(0.5, rows, "staged", 2, "exponential")) == 2
+    assert len(plan_schedule(0.5, rows, "staged", None, "exponential")) == 14
+    assert len(plan_schedule(0.5, rows, "gradual", None, "exponential")) == 3
+    assert len(plan_schedule(0.5, single, "staged", None, "exponential")) == 3
+    assert len(plan_schedule(0.5, rows, "staged", 2, "exponential")) == 2
     gammas = {}
     for damping in (None, 0.1, 0.3):
         surgeon = Surgeon(network(), batches(), pattern="rows", relative_damping=damping, **QUICK)

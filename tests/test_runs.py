@@ -18,22 +18,22 @@ from killing import in_child, loader, make_model
 from torch import nn
 
 from fishleg import Surgeon
-from fishleg.cli import main
+from fishleg.cli.commands import main
+from fishleg.cli.display import duration, make_display
+from fishleg.cli.doctor import diagnose
+from fishleg.formats.packed import pack, unpack
 from fishleg.report import render_report
-from fishleg.tool import run as runs
-from fishleg.tool.budgets import Plan, count_macs
-from fishleg.tool.compare import compare_methods
-from fishleg.tool.directory import locked, read_record
-from fishleg.tool.display import duration, make_display
-from fishleg.tool.doctor import examine
-from fishleg.tool.errors import Interrupted, ToolError
-from fishleg.tool.events import read_events
-from fishleg.tool.inspection import evaluate_run, look_into
-from fishleg.tool.metrics import Evaluator
-from fishleg.tool.packing import pack, unpack
-from fishleg.tool.recipe import make_recipe
-from fishleg.tool.sensitivity import sensitivity
-from fishleg.tool.sources import Data
+from fishleg.runs import run as runs
+from fishleg.runs.budgets import Plan, count_macs
+from fishleg.runs.compare import compare_methods
+from fishleg.runs.directory import locked, read_record
+from fishleg.runs.errors import Interrupted, ToolError
+from fishleg.runs.events import read_events
+from fishleg.runs.inspection import evaluate_run, inspect_path
+from fishleg.runs.metrics import Evaluator
+from fishleg.runs.recipe import make_recipe
+from fishleg.runs.sensitivity import sensitivity
+from fishleg.runs.sources import Data
 
 QUICK = {"model": "killing:make_model", "data": "killing:loader", "samples": 16, "sub_batch": 8, "stages": 3}
 
@@ -121,7 +121,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
     kinds = [event["event"] for event in read_events(run.directory / "log.jsonl")]
     assert kinds.count("prune") == kinds.count("stage") == 3
     assert (run.directory / "log.csv").read_text().count("\n") == len(kinds) + 1
-    facts = look_into(run.directory)
+    facts = inspect_path(run.directory)
     assert facts.sparsity == pytest.approx(0.8, abs=1e-3)
     assert facts.made["method"] == "fishleg"
     assert "finished" in facts.table()
@@ -375,11 +375,11 @@ def test_sparsity_counts_prunable_matrices_without_zeros(tmp_path):
 
     state = {"a": torch.tensor([[0.0, 1.0]]), "b": torch.ones(1, 2), "c": torch.ones(1, 2)}
     save_file(state, tmp_path / "model.safetensors")
-    alone = look_into(tmp_path / "model.safetensors")
+    alone = inspect_path(tmp_path / "model.safetensors")
     assert (alone.sparsity, alone.sparsity_of) == (0.5, "matrices that have zeros")
     layers = [{"name": name, "reason": "frozen" if name == "c" else None} for name in state]
     (tmp_path / "run.json").write_text(json.dumps({"status": "finished", "layers": layers}))
-    of_run = look_into(tmp_path)
+    of_run = inspect_path(tmp_path)
     assert (of_run.sparsity, of_run.sparsity_of) == (0.25, "prunable matrices")
 
 
@@ -407,7 +407,9 @@ def test_commands_print_what_scripts_want(tmp_path, monkeypatch):
     assert sum(t["size"] - t["kept"] for t in matrices) == sum(t["size"] for t in matrices) / 2
     assert "packed it takes" in call("inspect", "r/packed.safetensors")
     assert json.loads(call("sensitivity", QUICK["model"], *flags, "--json"))["judged_at"] == 0.9
-    assert {entry["what"] for entry in json.loads(call("doctor", "--json"))} == {e["what"] for e in examine()}
+    assert {entry["what"] for entry in json.loads(call("doctor", "--json"))} == {
+        e["what"] for e in diagnose()
+    }
     text = call(
         "prune",
         QUICK["model"],

@@ -5,9 +5,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from fishleg.batches import cycle
-from fishleg.streams import Replayable, digest, random_state, set_random_state
-from fishleg.workloads.data import Batches
+from fishleg.runtime.loaders import cycle
+from fishleg.runtime.random_state import random_state, set_random_state
+from fishleg.runtime.replay import Replayable
+from fishleg.runtime.tensors import digest
+from fishleg.workloads.digits import Batches
 
 
 class Augmented(TensorDataset):

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from trained import trained_digits
 
-from fishleg import looks
-from fishleg.baselines import METHODS
-from fishleg.inverse import InverseFisher
-from fishleg.surgeon import Surgeon
-from fishleg.workloads.data import split_digits
-from fishleg.workloads.models import DigitsNet
+from fishleg.inverse.estimators import METHODS
+from fishleg.inverse.inverse_fisher import InverseFisher
+from fishleg.pruning import diagnostics as looks
+from fishleg.pruning.surgeon import Surgeon
+from fishleg.workloads.digits import split_digits
+from fishleg.workloads.digits_net import DigitsNet
 
 WEIGHTS = {"conv1.weight": 72, "conv2.weight": 1152, "conv3.weight": 4608, "linear.weight": 320}
 QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 8, "batchnorm_batches": 2}
@@ -131,7 +131,7 @@ def test_exchanges_lower_the_predicted_loss(
     assert surgeon.prune(sparsity, inverse=q).predicted == pytest.approx(after)
 
 
-@pytest.mark.parametrize("options", [{"exchange_across_layers": False}, {"pattern": "layer"}])
+@pytest.mark.parametrize("options", [{"mask_search_across_layers": False}, {"pattern": "layer"}])
 def test_exchanges_within_layers_keep_their_counts(
     options: dict[str, Any], model: DigitsNet, loader: Any
 ) -> None:
@@ -337,14 +337,14 @@ def test_measured_loss_is_the_divergence_from_the_model_before(model: DigitsNet,
 
 
 def test_a_bad_prediction_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    looks.at_prediction(0.9, predicted=0.01, measured=1.0)
+    looks.warn_about_prediction(0.9, predicted=0.01, measured=1.0)
     assert "the loss increase was 1, and Q had predicted 0.01" in caplog.text
     caplog.clear()
-    looks.at_prediction(0.9, predicted=1.0, measured=0.01)
+    looks.warn_about_prediction(0.9, predicted=1.0, measured=0.01)
     assert "the loss increase was 0.01, and Q had predicted 1: better than feared" in caplog.text
     caplog.clear()
     for predicted, measured in ((0.01, 0.03), (0.001, 0.01), (0.01, None)):
-        looks.at_prediction(0.9, predicted, measured)
+        looks.warn_about_prediction(0.9, predicted, measured)
     assert not caplog.text
 
 

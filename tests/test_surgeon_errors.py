@@ -8,10 +8,10 @@ import torch
 from oracles import identical
 from torch import Tensor, nn
 
-from fishleg.loop import Gradual
-from fishleg.options import SurgeonOptions
-from fishleg.surgeon import Surgeon
-from fishleg.workloads.models import DigitsNet
+from fishleg.pruning.gradual import Gradual
+from fishleg.pruning.options import PruningOptions
+from fishleg.pruning.surgeon import Surgeon
+from fishleg.workloads.digits_net import DigitsNet
 
 
 def mlp() -> nn.Sequential:
@@ -73,7 +73,7 @@ def with_nan() -> nn.Sequential:
             "nothing to prune:\n(.|\n)*not a matrix",
         ),
         (lambda: Surgeon(mlp(), [], pattern="5:7"), "nothing to prune:\n(.|\n)*6 inputs are not a multiple"),
-        (lambda: Surgeon(mlp(), [], options=SurgeonOptions(), floor=0.1), r"got both \(floor\)"),
+        (lambda: Surgeon(mlp(), [], options=PruningOptions(), floor=0.1), r"got both \(floor\)"),
         (lambda: Surgeon(mlp(), []).prune(0.5), "the loader is empty"),
         (lambda: Surgeon(mlp(), []).prune(0.99), "cannot remove .* so at most 0.9844"),
         (lambda: Surgeon(mlp(), [], pattern="rows").prune(0.95), "cannot remove .* so at most"),
@@ -83,15 +83,15 @@ def with_nan() -> nn.Sequential:
             "saliency in '2.weight'",
         ),
         (lambda: Surgeon(mlp(), [torch.rand(4, 6)]).prune(0.5, cuts=0), "cuts .* must be >= 1, got 0 and 24"),
-        (lambda: SurgeonOptions(method="hessian"), "method must be one of .*, got 'hessian'"),
-        (lambda: SurgeonOptions(compensation="both"), "compensation must be one of .*, got 'both'"),
-        (lambda: SurgeonOptions(floor=1.0), r"floor must be in \[0, 1\), got 1.0"),
-        (lambda: SurgeonOptions(gamma=0.0), "gamma must be > 0, got 0.0"),
-        (lambda: SurgeonOptions(exchanges=2.5), "exchanges must be >= 0 and whole, got 2.5"),
-        (lambda: SurgeonOptions(exchanges=float("nan")), "exchanges must be >= 0 and whole, got nan"),
-        (lambda: SurgeonOptions(relative_damping=-1.0), "relative_damping must be > 0, got -1.0"),
-        (lambda: SurgeonOptions(batchnorm_batches=-1), "batchnorm_batches must be >= 0 and whole, got -1"),
-        (lambda: SurgeonOptions(pattern="diagonal"), "pattern must be .*, got 'diagonal'"),
+        (lambda: PruningOptions(method="hessian"), "method must be one of .*, got 'hessian'"),
+        (lambda: PruningOptions(compensation="both"), "compensation must be one of .*, got 'both'"),
+        (lambda: PruningOptions(floor=1.0), r"floor must be in \[0, 1\), got 1.0"),
+        (lambda: PruningOptions(gamma=0.0), "gamma must be > 0, got 0.0"),
+        (lambda: PruningOptions(exchanges=2.5), "exchanges must be >= 0 and whole, got 2.5"),
+        (lambda: PruningOptions(exchanges=float("nan")), "exchanges must be >= 0 and whole, got nan"),
+        (lambda: PruningOptions(relative_damping=-1.0), "relative_damping must be > 0, got -1.0"),
+        (lambda: PruningOptions(batchnorm_batches=-1), "batchnorm_batches must be >= 0 and whole, got -1"),
+        (lambda: PruningOptions(pattern="diagonal"), "pattern must be .*, got 'diagonal'"),
     ],
 )
 def test_errors(call: Callable[[], object], message: str) -> None:

@@ -11,13 +11,14 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils import prune as torch_prune
 
 import fishleg
-from fishleg.batches import slice_batch
-from fishleg.fisher import undisturbed
-from fishleg.likelihoods import Categorical
-from fishleg.loop import gradual
-from fishleg.masking import masks_of, refresh_batchnorm
-from fishleg.surgeon import Surgeon
-from fishleg.tuning import FineTuning
+from fishleg.curvature.likelihoods import Categorical
+from fishleg.pruning.gradual import gradual
+from fishleg.pruning.masks import masks_of
+from fishleg.pruning.surgeon import Surgeon
+from fishleg.pruning.tuning import FineTuningOptions
+from fishleg.runtime.batches import slice_batch
+from fishleg.runtime.batchnorm import refresh_batchnorm
+from fishleg.runtime.modes import gradients_enabled
 
 QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 4}
 
@@ -53,7 +54,7 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 def test_the_callers_context_changes_nothing(context: str, mode: str) -> None:
     options: dict[str, Any] = {"mode": mode, "progress": quiet, **QUICK}
     if mode == "gradual":
-        options |= {"stages": 1, "tuning": FineTuning(steps=3, refine=1)}
+        options |= {"stages": 1, "tuning": FineTuningOptions(steps=3, refine=1)}
     plain = fishleg.prune(mlp(), labelled(), 0.5, **options)
     with CONTEXTS[context]():
         inside = fishleg.prune(mlp(), labelled(), 0.5, **options)
@@ -65,7 +66,7 @@ def test_autocast_goes_on_with_the_new_weights() -> None:
     model, x = mlp(), inputs()[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model(x)  # which keeps copies of the weights in low precision
-        with undisturbed(), torch.no_grad():
+        with gradients_enabled(), torch.no_grad():
             for p in model.parameters():
                 p.zero_()
         assert not model(x).any()
@@ -114,7 +115,7 @@ def test_a_frozen_body_given_in_evaluation_mode_keeps_its_statistics_in_training
     model[:2].requires_grad_(False)
     model.eval()
     frozen, moving = ({n: b.clone() for n, b in model[i].named_buffers()} for i in (1, 4))
-    tuning = FineTuning(optimizer=optimizer, steps=4, refine=1)
+    tuning = FineTuningOptions(optimizer=optimizer, steps=4, refine=1)
     gradual(Surgeon(model, labelled(), batchnorm_batches=0, **QUICK), [0.5], tuning=tuning)
     assert all(torch.equal(value, frozen[name]) for name, value in model[1].named_buffers())
     assert not torch.equal(model[4].running_mean, moving["running_mean"])
@@ -126,7 +127,7 @@ def test_a_last_batch_of_one_example_is_left_out_of_the_training() -> None:
     data = [*labelled()[:2], (torch.randn(1, 6), torch.tensor([0]))]
     done: list[float] = []
     gradual(
-        Surgeon(model, labelled(), **QUICK), [0.5], data, FineTuning(optimizer="sgd", steps=5),
+        Surgeon(model, labelled(), **QUICK), [0.5], data, FineTuningOptions(optimizer="sgd", steps=5),
         on_step=lambda progress: done.append(progress.loss),
     )  # fmt: skip
     assert len(done) == 5
@@ -135,7 +136,7 @@ def test_a_last_batch_of_one_example_is_left_out_of_the_training() -> None:
 def test_running_statistics_that_are_asked_for_hold_while_training() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     surgeon = Surgeon(model, labelled(), batch_statistics=False, **QUICK)
-    gradual(surgeon, [0.5], tuning=FineTuning(steps=2))
+    gradual(surgeon, [0.5], tuning=FineTuningOptions(steps=2))
     assert not surgeon.learning.options.batch_statistics
 
 
@@ -285,11 +286,11 @@ def test_a_surgeon_goes_on_bit_for_bit_in_stages(size: int) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: fishleg.SurgeonOptions(exchanges=12.0), "exchanges must be >= 0 and whole, got 12.0"),
-        (lambda: fishleg.SurgeonOptions(samples=64.5), "samples must be >= 1 and whole, got 64.5"),
-        (lambda: FineTuning(steps=2.0), "steps must be >= 1 and whole, got 2.0"),
-        (lambda: FineTuning(cuts=True), "cuts must be >= 1 and whole, got True"),
-        (lambda: fishleg.SurgeonOptions(method="kfac", empirical=True), "empirical=True needs one of"),
+        (lambda: fishleg.PruningOptions(exchanges=12.0), "exchanges must be >= 0 and whole, got 12.0"),
+        (lambda: fishleg.PruningOptions(samples=64.5), "samples must be >= 1 and whole, got 64.5"),
+        (lambda: FineTuningOptions(steps=2.0), "steps must be >= 1 and whole, got 2.0"),
+        (lambda: FineTuningOptions(cuts=True), "cuts must be >= 1 and whole, got True"),
+        (lambda: fishleg.PruningOptions(method="kfac", empirical=True), "empirical=True needs one of"),
     ],
 )
 def test_numbers_that_must_be_whole(make: Callable[[], object], told: str) -> None:

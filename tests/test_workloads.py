@@ -7,18 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fishleg.workloads.data import (
-    CIFAR_MEAN,
-    CIFAR_STD,
-    Batches,
-    augment,
-    cifar10,
-    data_directory,
-    digits,
-    normalize,
-    split_digits,
-)
-from fishleg.workloads.models import CifarResNet, DigitsNet, autoencoder, resnet20
+from fishleg.workloads.digits import CIFAR_MEAN, CIFAR_STD, Batches, augment, digits, normalize, split_digits
+from fishleg.workloads.digits_net import DigitsNet
+from reproduction.workloads.datasets import cifar10, data_directory
+from reproduction.workloads.networks import CifarResNet, autoencoder, resnet20
 
 
 def size(model: nn.Module) -> int:
@@ -76,7 +68,7 @@ def test_cifar_binary_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     rows[:, 0] = torch.tensor([3, 0, 9, 1])
     content = bytes(rows.flatten().tolist())
     (folder / "test_batch.bin").write_bytes(content)
-    monkeypatch.setattr("fishleg.workloads.data._CIFAR_IMAGES", 4)
+    monkeypatch.setattr("reproduction.workloads.datasets._CIFAR_IMAGES", 4)
     images, labels = cifar10("test", tmp_path)
     assert labels.tolist() == [3, 0, 9, 1]
     assert images.shape == (4, 3, 32, 32)

@@ -3,8 +3,8 @@
 import torch
 from torch.nn import functional
 
-from fishleg.workloads.data import Batches, split_digits
-from fishleg.workloads.models import DigitsNet
+from fishleg.workloads.digits import Batches, split_digits
+from fishleg.workloads.digits_net import DigitsNet
 
 
 def trained_digits(epochs: int) -> DigitsNet:

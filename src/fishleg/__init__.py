@@ -6,47 +6,48 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fishleg.api import prune
-    from fishleg.attachment import attach
-    from fishleg.auxiliary import Auxiliary, AuxStats
-    from fishleg.cutting import load_shrunk, shrink
-    from fishleg.inverse import InverseFisher
-    from fishleg.layers import register_layer
-    from fishleg.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-    from fishleg.loop import Gradual, gradual
-    from fishleg.masking import keep_zeros, masks_of
-    from fishleg.optimizer import FishLeg
-    from fishleg.options import SurgeonOptions
-    from fishleg.patterns import schedule
-    from fishleg.surgeon import PruneStep, Surgeon
-    from fishleg.tuning import FineTuning
-    from fishleg.warmstart import AuxiliaryOptions
+    from fishleg.curvature.layers import register_layer
+    from fishleg.curvature.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+    from fishleg.inverse.auxiliary import Auxiliary, AuxiliaryStats
+    from fishleg.inverse.inverse_fisher import InverseFisher
+    from fishleg.inverse.options import AuxiliaryOptions
+    from fishleg.optim.fishleg import FishLeg
+    from fishleg.pruning.api import prune
+    from fishleg.pruning.attach import attach
+    from fishleg.pruning.gradual import Gradual, gradual
+    from fishleg.pruning.keep_zeros import keep_zeros
+    from fishleg.pruning.masks import masks_of
+    from fishleg.pruning.options import PruningOptions
+    from fishleg.pruning.schedules import schedule
+    from fishleg.pruning.surgeon import PruneStep, Surgeon
+    from fishleg.pruning.tuning import FineTuningOptions
+    from fishleg.shrinking.shrink import load_shrunk, shrink
 
 # Names are imported when they are first used: `fishleg --help` must not wait for torch.
 _HOMES = {
-    "AuxStats": "auxiliary",
-    "Auxiliary": "auxiliary",
-    "AuxiliaryOptions": "warmstart",
-    "Bernoulli": "likelihoods",
-    "Categorical": "likelihoods",
-    "FineTuning": "tuning",
-    "FishLeg": "optimizer",
-    "Gaussian": "likelihoods",
-    "Gradual": "loop",
-    "InverseFisher": "inverse",
-    "Likelihood": "likelihoods",
-    "PruneStep": "surgeon",
-    "Surgeon": "surgeon",
-    "SurgeonOptions": "options",
-    "attach": "attachment",
-    "gradual": "loop",
-    "keep_zeros": "masking",
-    "load_shrunk": "cutting",
-    "masks_of": "masking",
-    "prune": "api",
-    "register_layer": "layers",
-    "schedule": "patterns",
-    "shrink": "cutting",
+    "AuxiliaryStats": "inverse.auxiliary",
+    "Auxiliary": "inverse.auxiliary",
+    "AuxiliaryOptions": "inverse.options",
+    "Bernoulli": "curvature.likelihoods",
+    "Categorical": "curvature.likelihoods",
+    "FineTuningOptions": "pruning.tuning",
+    "FishLeg": "optim.fishleg",
+    "Gaussian": "curvature.likelihoods",
+    "Gradual": "pruning.gradual",
+    "InverseFisher": "inverse.inverse_fisher",
+    "Likelihood": "curvature.likelihoods",
+    "PruneStep": "pruning.surgeon",
+    "Surgeon": "pruning.surgeon",
+    "PruningOptions": "pruning.options",
+    "attach": "pruning.attach",
+    "gradual": "pruning.gradual",
+    "keep_zeros": "pruning.keep_zeros",
+    "load_shrunk": "shrinking.shrink",
+    "masks_of": "pruning.masks",
+    "prune": "pruning.api",
+    "register_layer": "curvature.layers",
+    "schedule": "pruning.schedules",
+    "shrink": "shrinking.shrink",
 }
 
 
@@ -61,12 +62,12 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AuxStats",
+    "AuxiliaryStats",
     "Auxiliary",
     "AuxiliaryOptions",
     "Bernoulli",
     "Categorical",
-    "FineTuning",
+    "FineTuningOptions",
     "FishLeg",
     "Gaussian",
     "Gradual",
@@ -74,7 +75,7 @@ __all__ = [
     "Likelihood",
     "PruneStep",
     "Surgeon",
-    "SurgeonOptions",
+    "PruningOptions",
     "attach",
     "gradual",
     "keep_zeros",

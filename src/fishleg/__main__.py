@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run it, or say what is missing."""
     try:
-        from fishleg.cli import main as command
+        from fishleg.cli.commands import main as command
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise

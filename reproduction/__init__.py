@@ -1,0 +1,1 @@
+"""The paper's figures, the benchmarks and experiments of fishleg; not part of the installed package."""

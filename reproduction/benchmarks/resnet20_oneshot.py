@@ -1,0 +1,171 @@
+"""Pruning a trained ResNet20 without labels and without training: every method, in one shot and in stages.
+
+`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_oneshot.py` (35 CPU minutes; a stopped
+run goes on where it was, `--again` starts over). All conv and linear weights, global scores, BatchNorm
+statistics refreshed on training images, accuracy on all 10 000 test images, two seeds of the Fisher samples.
+Damping and options are the defaults of the library. Times are without the evaluation on the test images.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from harness import RESULTS, Unit, mean, run_units, test_accuracy, trained_resnet20
+
+from fishleg import PruneStep, Surgeon
+from fishleg.workloads.digits import Batches
+from reproduction.workloads.datasets import cifar10
+
+SPARSITIES = (0.7, 0.8, 0.9, 0.95)
+# steps shrink as the quadratic model gets worse
+STAGES = (0.5, 0.7, 0.8, 0.86, 0.9, 0.92, 0.936, 0.95)
+SEEDS = (0, 1)
+NAMES = {"fishleg": "FLS", "obert": "oBERT", "mfac": "M-FAC", "kfac": "KFAC", "ekfac": "EKFAC"}
+NO_EXCHANGES = "joint without exchanges"
+# method → compensations, one Q for all of them; `sum` is the published update of oBERT and M-FAC
+ONE_SHOT = {
+    "magnitude": ("none",),
+    "diagonal": ("joint",),
+    "obert": ("sum", "joint"),
+    "mfac": ("sum", "joint"),
+    "kfac": ("joint",),
+    "ekfac": ("joint",),
+    "fishleg": ("none", "independent", NO_EXCHANGES, "joint"),
+}
+STAGED = {"fishleg": "joint"}
+
+
+class Watch:
+    """Wall and CPU seconds of the pruning alone."""
+
+    def __init__(self) -> None:
+        self.seconds = self.cpu_seconds = 0.0
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter(), time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self.started[0]
+        self.cpu_seconds += time.process_time() - self.started[1]
+
+
+def make_surgeon(method: str, seed: int, compensation: str, **options: Any) -> Surgeon:
+    images, labels = cifar10("train")
+    loader = Batches(images, labels, 128, seed=100 + seed, augmented=True)
+    batches = [x for _, (x, _) in zip(range(100), loader, strict=False)]  # inputs only
+    generator = torch.Generator().manual_seed(seed)
+    chosen = {"method": method, "compensation": compensation, **options}
+    return Surgeon(trained_resnet20(), batches, generator=generator, **chosen)
+
+
+def run(unit: Unit) -> dict[str, Any]:
+    """Accuracy, predicted and measured loss at each sparsity, for each compensation."""
+    watch, runs = Watch(), {}
+    if unit["mode"] == "staged":
+        surgeon = make_surgeon(unit["method"], unit["seed"], STAGED[unit["method"]])
+        rows = []
+        for i, sparsity in enumerate(STAGES):
+            with watch:
+                inverse = surgeon.refine() if i and surgeon.learning is not None else None
+                step = surgeon.prune(sparsity, inverse=inverse)
+            if sparsity in SPARSITIES:
+                rows.append(_row(step, surgeon))
+        runs[STAGED[unit["method"]]] = rows
+    else:
+        surgeon = make_surgeon(unit["method"], unit["seed"], ONE_SHOT[unit["method"]][-1])
+        defaults = surgeon.options
+        dense = {name: value.clone() for name, value in surgeon.model.state_dict().items()}
+        with watch:
+            inverse = surgeon.estimate()
+        for compensation in ONE_SHOT[unit["method"]]:
+            exchanges = 0 if compensation == NO_EXCHANGES else defaults.exchanges
+            name = compensation.removesuffix(" without exchanges")
+            surgeon.options = replace(defaults, compensation=name, exchanges=exchanges)
+            rows = []
+            for sparsity in SPARSITIES:
+                surgeon.model.load_state_dict(dense)
+                surgeon.masks = {}
+                with watch:
+                    step = surgeon.prune(sparsity, inverse=inverse)
+                rows.append(_row(step, surgeon))
+            runs[compensation] = rows
+    return {
+        "runs": runs,
+        "pruning_seconds": round(watch.seconds, 1),
+        "pruning_cpu_seconds": round(watch.cpu_seconds, 1),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _row(step: PruneStep, surgeon: Surgeon) -> dict[str, Any]:
+    row = {"sparsity": step.target, "accuracy": test_accuracy(surgeon.model)}
+    print(f"   {step.target:.0%}: {row['accuracy']:.2f} %", flush=True)
+    return {**row, "predicted": step.predicted, "measured": step.measured}
+
+
+def curves(results: list[dict[str, Any]]) -> dict[str, dict[float, list[float]]]:
+    """{name: {sparsity: accuracies over the seeds}}"""
+    found: dict[str, dict[float, list[float]]] = {}
+    for r in results:
+        for compensation, rows in r["runs"].items():
+            name = f"{NAMES.get(r['method'], r['method'])}, {compensation}, {r['mode']}"
+            for row in rows:
+                found.setdefault(name, {}).setdefault(row["sparsity"], []).append(row["accuracy"])
+    return found
+
+
+def table(results: list[dict[str, Any]], dense: float) -> str:
+    lines = [f"dense {dense:.2f} %; mean over seeds (largest distance between two seeds)"]
+    lines.append(f"{'method, compensation, mode':<32}" + "".join(f"{s:>14.0%}" for s in SPARSITIES))
+    for name, curve in curves(results).items():
+        cells = "".join(f"{mean(v):>8.2f} ({max(v) - min(v):.1f})" for v in curve.values())
+        lines.append(f"{name:<32}{cells}")
+    lines.append("\nCPU seconds of pruning and peak memory in MiB:")
+    for r in results:
+        name = f"{NAMES.get(r['method'], r['method'])}, {r['mode']}, seed {r['seed']}"
+        lines.append(f"{name:<32}{r['pruning_cpu_seconds']:>8.0f}{r['peak_mib']:>8}")
+    lines.append(f"\npredicted loss increase of FLS (seed 0): {', '.join(ONE_SHOT['fishleg'])}")
+    for r in results:
+        if r["method"] == "fishleg" and r["mode"] == "one-shot" and r["seed"] == 0:
+            for rows in zip(*r["runs"].values(), strict=True):
+                values = "  ".join(f"{row['predicted']:.4g}" for row in rows)
+                lines.append(
+                    f"   {rows[0]['sparsity']:.0%}: {values}   (joint, measured: {rows[-1]['measured']:.4g})"
+                )
+    return "\n".join(lines)
+
+
+def plot(results: list[dict[str, Any]], dense: float) -> None:
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axis = figure.subplots()
+    axis.set_prop_cycle(color=[colormaps["tab20"](i) for i in range(20)])  # more lines than default colours
+    for name, curve in curves(results).items():
+        style = {"linewidth": 2.5} if name.startswith("FLS, joint") else {"linestyle": "--"}
+        values = [mean(v) for v in curve.values()]
+        axis.plot([100 * s for s in curve], values, marker="o", markersize=3, label=name, **style)
+    axis.axhline(dense, color="grey", linewidth=0.8)
+    axis.set(title="ResNet20 pruned without labels or training", xlabel="sparsity, %")
+    axis.set_ylabel("CIFAR-10 test accuracy, %")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=7, loc="lower left")
+    figure.savefig(RESULTS / "resnet20_oneshot.png", dpi=130)
+
+
+def main() -> None:
+    modes = [("staged", "fishleg"), *(("one-shot", method) for method in ONE_SHOT)]
+    units = [{"mode": mode, "method": method, "seed": seed} for seed in SEEDS for mode, method in modes]
+    results = run_units("resnet20_oneshot", units, run)
+    dense = test_accuracy(trained_resnet20())
+    print(table(results, dense))
+    plot(results, dense)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

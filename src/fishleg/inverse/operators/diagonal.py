@@ -1,0 +1,91 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.inverse.operators.base import Operator
+
+
+class Identity(Operator):
+    """Q = scale · I. With scale 1 the OBS score w²/2Q_ii is magnitude pruning."""
+
+    scale: Tensor
+
+    def __init__(self, shape: Sequence[int], scale: float = 1.0) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.register_buffer("scale", torch.tensor(float(scale)))
+
+    def dense(self) -> Tensor:
+        return self.scale * torch.eye(self.n, dtype=self.scale.dtype, device=self.scale.device)
+
+    def matvec(self, V: Tensor) -> Tensor:
+        return self.scale * V
+
+    def solve(self, V: Tensor) -> Tensor:
+        return V / self.scale
+
+    def diag(self) -> Tensor:
+        return self.scale.expand(self.shape)
+
+    def inverse_diag(self) -> Tensor:
+        return 1 / self.diag()
+
+    def frobenius_sq(self) -> Tensor:
+        return self.scale.square() * self.n
+
+    def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return (rows == columns) * self.scale
+
+    def set_scale_(self, scale: float) -> None:
+        self.scale.fill_(scale)
+
+
+class Diagonal(Operator):
+    """Q = diag(exp(log_q)): for norms, biases and other parameters without matrix structure."""
+
+    has_natural_step = True
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.log_q = nn.Parameter(torch.zeros(self.shape))
+
+    def dense(self) -> Tensor:
+        return torch.diag(self.log_q.exp().flatten())
+
+    def matvec(self, V: Tensor) -> Tensor:
+        return self.log_q.exp() * V
+
+    def damped_matvec(self, V: Tensor, extra: float) -> Tensor:
+        return V / ((-self.log_q).exp() + extra)
+
+    def solve(self, V: Tensor) -> Tensor:
+        return V * (-self.log_q).exp()
+
+    def diag(self) -> Tensor:
+        return self.log_q.exp()
+
+    def inverse_diag(self) -> Tensor:
+        return (-self.log_q).exp()
+
+    def frobenius_sq(self) -> Tensor:
+        return (2 * self.log_q).exp().sum()
+
+    def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        return (rows == columns) * self.log_q.exp().flatten()[rows]
+
+    def set_scale_(self, scale: float) -> None:
+        with torch.no_grad():
+            self.log_q.fill_(scale).log_()
+
+    def natural_step_(self, H: Tensor, gamma: float, eta: float, mask: Tensor | None = None) -> None:
+        with torch.no_grad():  # exact running average of the precision: 1/q ← (1−η)/q + η (h² + γ)
+            ratio = self.log_q.exp() * (H.square().mean(0) + gamma)  # 1 at the fixed point
+            if mask is not None:
+                ratio = torch.where(mask, ratio, 1.0)
+            self.log_q.sub_(torch.log((1 - eta) + eta * ratio))

@@ -1,0 +1,220 @@
+"""Looking into checkpoints: what is zero, which pattern holds, how large it is, how it was made, how good."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fishleg.formats import checkpoint
+from fishleg.formats.packed import pack
+from fishleg.pruning.patterns import NM, Blocks, Rows, as_pattern
+from fishleg.runs.directory import read_record
+from fishleg.runs.errors import ToolError
+from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
+from fishleg.runs.setup import prepare
+from fishleg.runs.weights import apply_weights, load_weights
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """One tensor of a checkpoint."""
+
+    name: str
+    shape: list[int]
+    size: int
+    sparsity: float
+    kept: int
+    pattern: str  # the tightest N:M that holds along the inputs, if any
+    dead_rows: int
+    holds: bool | None = None  # the pattern that was asked for
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect_path` found."""
+
+    path: str
+    bytes: int
+    bytes_packed: int
+    sparsity: float  # of what the run prunes; where no run tells, of the matrices that have zeros
+    sparsity_of: str
+    tensors: list[TensorFacts]
+    made: dict[str, Any]
+    pattern: str | None = None
+    holds: bool | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    def table(self) -> str:
+        """For people."""
+        width = max(len(t.name) for t in self.tensors)
+        lines = [
+            f"{'tensor':<{width}} {'shape':>16} {'size':>10} {'kept':>10} {'zeros':>8} {'pattern':>8} "
+            f"{'dead rows':>10}"
+        ]
+        for t in self.tensors:
+            shape = "x".join(map(str, t.shape)) or "scalar"
+            verdict = "" if t.holds is None else f"  {self.pattern} {'holds' if t.holds else 'VIOLATED'}"
+            dead = t.dead_rows or ""
+            lines.append(
+                f"{t.name:<{width}} {shape:>16} {t.size:>10,} {t.kept:>10,} {t.sparsity:>8.1%} "
+                f"{t.pattern:>8} {dead:>10}{verdict}"
+            )
+        lines.append(f"\n{self.path}: {self.bytes:,} bytes; packed it takes {self.bytes_packed:,}")
+        lines.append(f"sparsity of the {self.sparsity_of}: {self.sparsity:.2%}")
+        if self.pattern is not None:
+            lines.append(f"pattern {self.pattern}: {'holds' if self.holds else 'does NOT hold'}")
+        lines += [f"{key}: {value}" for key, value in self.made.items()]
+        return "\n".join(lines)
+
+
+def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
+    """Inspect a state dict (.safetensors, .pt), a packed one, a checkpoint of a run, or a run's directory."""
+    from safetensors.torch import save as to_bytes
+
+    made: dict[str, Any] = {}
+    prunable: set[str] = set()
+    if pattern is not None:
+        as_pattern(pattern)
+    if path.is_dir():
+        made, prunable = _how_made(path), _prunable(path)
+        final = path / "model.safetensors"
+        if final.is_file():
+            path = final
+        else:
+            latest = checkpoint.Store(path / "checkpoints").latest()
+            if latest is None:
+                raise ToolError(f"there is no model and no checkpoint in {path}")
+            path = latest[0]
+    if not path.is_file():
+        raise ToolError(f"there is no file {path}")
+    if path.suffix == checkpoint.SUFFIX:
+        content = checkpoint.load(path)
+        state = content.get("model", content) if isinstance(content, dict) else {}
+        if not state or not all(isinstance(value, Tensor) for value in state.values()):
+            raise ToolError(f"{path} holds no state dict of tensors")
+        made = {**(made or _how_made(path.parent.parent)), **_masks_inside(content, state)}
+        prunable = prunable or _prunable(path.parent.parent)
+    else:
+        state = load_weights(path)
+        made = made or _recipe_inside(path)
+    size = path.stat().st_size
+    tensors = [_facts(name, tensor, pattern) for name, tensor in state.items()]
+    zeroed = {t.name for t in tensors if t.sparsity > 0 and len(t.shape) > 1}
+    pruned = [t for t in tensors if t.name in (prunable or zeroed)]
+    sparsity_of = "prunable matrices" if prunable else "matrices that have zeros"
+    zeros, total = sum(t.sparsity * t.size for t in pruned), sum(t.size for t in pruned)
+    beside = path.with_name("packed.safetensors")  # a run's, with its recipe
+    if path.name in ("model.safetensors", beside.name) and beside.is_file():
+        packed = beside.stat().st_size
+    else:
+        packed = len(to_bytes({name: t.contiguous() for name, t in pack(state).items()}))
+    verdicts = [t.holds for t in tensors if t.holds is not None]
+    holds = None if pattern is None else bool(verdicts) and all(verdicts)
+    sparsity = zeros / total if total else 0.0
+    return Inspection(str(path), size, packed, sparsity, sparsity_of, tensors, made, pattern, holds)
+
+
+def _facts(name: str, tensor: Tensor, pattern: str | None) -> TensorFacts:
+    sparsity = float((tensor == 0).float().mean()) if tensor.numel() else 0.0
+    matrix = tensor.dim() > 1 and tensor.is_floating_point()
+    found = ""
+    if matrix and sparsity > 0:
+        # far above a pattern's own sparsity it holds by accident, and says nothing
+        named = {"1:4": 0.75, "1:2": 0.5, "2:4": 0.5, "4:8": 0.5}
+        fits = (p for p, limit in named.items() if sparsity < limit + 0.02 and _holds(tensor, p))
+        found = next(fits, "")
+    dead = int((tensor.flatten(1) == 0).all(1).sum()) if matrix else 0
+    asked = None
+    if pattern is not None and matrix and sparsity > 0:
+        asked = _holds(tensor, pattern)
+    kept = int((tensor != 0).sum())
+    return TensorFacts(name, list(tensor.shape), tensor.numel(), sparsity, kept, found, dead, asked)
+
+
+def _holds(tensor: Tensor, pattern: str) -> bool:
+    rule = as_pattern(pattern)
+    if rule.unsuitable(tuple(tensor.shape)) is not None:
+        return False
+    if isinstance(rule, NM):
+        return bool((tensor.movedim(1, -1).reshape(-1, rule.m) != 0).sum(1).le(rule.n).all())
+    if isinstance(rule, Blocks):
+        groups = tensor.movedim(1, -1).reshape(-1, rule.size) != 0
+        return bool((groups.all(1) | ~groups.any(1)).all())
+    if isinstance(rule, Rows):
+        rows = tensor.flatten(1) != 0
+        return bool((rows.all(1) | ~rows.any(1)).all())
+    return True
+
+
+def _how_made(directory: Path) -> dict[str, Any]:
+    if not (directory / "run.json").is_file():
+        return {}
+    record = read_record(directory)
+    keys = ("status", "name", "method", "mode", "pattern", "sparsity", "started", "command")
+    return {key: record[key] for key in keys if record.get(key) is not None}
+
+
+def _prunable(directory: Path) -> set[str]:
+    """The weights that the run in a directory prunes; some may have no zeros."""
+    if not (directory / "run.json").is_file():
+        return set()
+    layers = read_record(directory).get("layers", [])
+    return {layer["name"] for layer in layers if layer["reason"] is None}
+
+
+def _masks_inside(content: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
+    """What a checkpoint of a run says of its masks, and whether its weights obey them."""
+    surgeon = content.get("surgeon")
+    if not isinstance(surgeon, dict):
+        return {}
+    masks = surgeon["masks"]
+    removed = sum(int((~mask).sum()) for mask in masks.values())
+    alive = sum(int((state[name][~mask] != 0).sum()) for name, mask in masks.items() if name in state)
+    stages, step = len(surgeon["history"]), (content.get("gradual") or {}).get("step")
+    place = f"{stages} prunings done" + ("" if step is None else f", training step {step}")
+    obeyed = "all of them zero" if not alive else f"{alive:,} of them NOT zero"
+    return {"place": place, "masks": f"{removed:,} weights of {len(masks)} tensors masked, {obeyed}"}
+
+
+def _recipe_inside(path: Path) -> dict[str, Any]:
+    if path.suffix != ".safetensors":
+        return {}
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+    return {"recipe": "\n" + metadata["recipe"]} if "recipe" in metadata else {}
+
+
+def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Metric and loss of the model that a recipe describes."""
+    prepared = prepare(recipe, surgery=False)
+    result = prepared.evaluator(prepared.model)
+    shown = {prepared.evaluator.name: result.metric}
+    return (
+        shown if result.loss is None or prepared.evaluator.name == "loss" else {**shown, "loss": result.loss}
+    )
+
+
+def evaluate_run(directory: Path) -> dict[str, Any]:
+    """The same for the final model of a run."""
+    record = read_record(directory)
+    if not (directory / "model.safetensors").is_file():
+        raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
+    if not isinstance(record.get("base"), str):
+        raise ToolError(f"{directory / 'run.json'} holds no record of a run")
+    recipe = make_recipe(load_recipe(directory / "recipe.toml"))
+    # the dense model first: without labels it is what the sparse one is compared with
+    dense = checkpoint.load(directory / "dense.ckpt")
+    prepared = prepare(recipe, Path(record["base"]), surgery=False, dense=dense)
+    sparse = (directory / "model.safetensors").resolve()
+    apply_weights(prepared.model, load_weights(sparse), sparse)
+    result = prepared.evaluator(prepared.model)
+    shown: dict[str, Any] = {prepared.evaluator.name: result.metric}
+    return shown if result.loss is None else {**shown, "loss": result.loss}

@@ -1,0 +1,147 @@
+"""Which layers resist pruning: the loss that Q predicts for each alone, without evaluating anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fishleg.pruning.surgeon import Surgeon
+from fishleg.runs.budgets import check_reachable, magnitudes
+from fishleg.runs.errors import ToolError
+from fishleg.runs.recipe import Recipe
+from fishleg.runs.setup import prepare
+
+PICTURES = (".png", ".svg", ".pdf")
+GRID = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+RESISTANT = 5.0  # times the share of the loss that a layer's size would explain
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """{weight: predicted loss increase at each sparsity of the grid}, and what follows from it."""
+
+    grid: tuple[float, ...]
+    curves: dict[str, list[float]]
+    sizes: dict[str, int]
+    at: float  # the sparsity that layers are judged at
+
+    def loss_at(self, name: str) -> float:
+        """The predicted loss at the sparsity of interest, if this layer alone were pruned to it."""
+        return self.curves[name][self.grid.index(self.at)]
+
+    def resistant(self) -> list[str]:
+        """Layers that cost far more loss per removed weight than the rest: candidates for exclusion."""
+        total, size = sum(map(self.loss_at, self.curves)), sum(self.sizes.values())
+        if total <= 0:
+            return []
+        found = []
+        for name in self.curves:
+            share, fair = self.loss_at(name) / total, self.sizes[name] / size
+            if share > RESISTANT * fair and share > 0.05 and fair < 0.1:
+                found.append(name)
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        layers = [
+            {
+                "name": n,
+                "size": self.sizes[n],
+                "predicted": self.curves[n],
+                "resistant": n in self.resistant(),
+            }
+            for n in self.curves
+        ]
+        return {"grid": list(self.grid), "judged_at": self.at, "layers": layers}
+
+    def table(self) -> str:
+        """Layers in order of what they would cost, with advice at the end."""
+        width = max(len(name) for name in self.curves)
+        heads = "".join(f"{s:>9.0%}" for s in self.grid)
+        lines = ["predicted loss increase if this layer alone is pruned to ..."]
+        lines.append(f"{'layer':<{width}} {'size':>10}{heads}")
+        resistant = self.resistant()
+        for name in sorted(self.curves, key=self.loss_at, reverse=True):
+            cells = "".join(f"{value:>9.2g}" for value in self.curves[name])
+            lines.append(
+                f"{name:<{width}} {self.sizes[name]:>10,}{cells}{'  resists' if name in resistant else ''}"
+            )
+        if resistant:
+            flags = " ".join(f"--exclude '^{name.replace('.', chr(92) + '.')}$'" for name in resistant)
+            share = sum(self.sizes[n] for n in resistant) / sum(self.sizes.values())
+            lines += [
+                "",
+                f"Small layers ({share:.1%} of the weights) that cost much; to leave them dense:",
+                flags,
+            ]
+        else:
+            lines += [
+                "",
+                "No small layer stands out: global pruning takes care of the differences by itself.",
+            ]
+        return "\n".join(lines)
+
+    def draw(self, path: Path) -> None:
+        """The curves as a picture."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axis = figure.subplots()
+        worst = sorted(self.curves, key=self.loss_at, reverse=True)
+        for i, (name, curve) in enumerate((n, self.curves[n]) for n in worst):
+            label, alpha = (name, 1.0) if i < 10 else (None, 0.25)
+            positive = [max(value, 1e-12) for value in curve]
+            axis.plot(
+                [100 * s for s in self.grid], positive, marker="o", markersize=3, label=label, alpha=alpha
+            )
+        axis.set_yscale("log")
+        axis.set(xlabel="sparsity of the layer, %", ylabel="predicted loss increase")
+        axis.set_title("What each layer would cost, from Q alone (the ten dearest are named)")
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize=7)
+        figure.savefig(path, dpi=130)
+
+
+def check_picture(path: Path) -> None:
+    """Whether `draw` will be able to write there, which should be known before the long work."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ToolError("a picture needs matplotlib: pip install 'fishleg[plot]'") from None
+    if path.suffix.lower() not in PICTURES:
+        raise ToolError(f"picture must end in {', '.join(PICTURES)}, got {str(path)!r}")
+    if path.is_dir():
+        raise ToolError(f"picture: {path} is a directory")
+    if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise ToolError(f"picture: {path} cannot be written, there is no directory to write to")
+
+
+def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = GRID) -> Sensitivity:
+    """The curves of every prunable weight of a surgeon's model."""
+    limit = surgeon.pattern.limit
+    if not 0 < at < 1 or at > limit:
+        raise ToolError(f"sparsity must be in (0, 1) and at most the pattern's limit {limit}, got {at}")
+    grid = tuple(sorted({s for s in (*grid, at) if s <= limit}))
+    # a small layer cannot reach every sparsity: something must stay
+    most = {name: 1 - 1 / scores.numel() for name, scores in magnitudes(surgeon).items()}
+    for sparsity in grid:
+        for name in surgeon.prunable:
+            check_reachable(surgeon, min(sparsity, most[name]), only=[name])
+    inverse = surgeon.inverse or surgeon.estimate()
+    curves: dict[str, list[float]] = {name: [] for name in surgeon.prunable}
+    for sparsity in grid:
+        for name in surgeon.prunable:
+            target = min(sparsity, most[name])
+            masks = surgeon.exchange(inverse, surgeon.select(inverse, target, only=[name]))
+            curves[name].append(surgeon.predict(inverse, masks)[name])
+    sizes = {name: surgeon.model.get_parameter(name).numel() for name in surgeon.prunable}
+    return Sensitivity(grid, curves, sizes, at)
+
+
+def analyse(recipe: Recipe) -> Sensitivity:
+    """The same for a recipe; without a sparsity, at 0.9 or as far as its pattern goes."""
+    surgeon = prepare(recipe).surgeon
+    return sensitivity(surgeon, recipe.sparsity or min(0.9, surgeon.pattern.limit))

@@ -1,0 +1,183 @@
+"""Where models and data come from: the user's own function, a built-in workload, a file of weights.
+
+Only a function that the user names is ever called; weights are read without unpickling code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fishleg.runs.errors import ToolError, nearest
+from fishleg.workloads.registry import WORKLOADS, Workload
+
+_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+
+
+class SourceError(ToolError):
+    """Something that the user named cannot be found, read or used."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """The loaders of a run."""
+
+    calibration: Iterable[Any]
+    train: Iterable[Any] | None = None
+    evaluation: Iterable[Any] | None = None
+
+
+def find_function(spec: str, what: str, base: Path | None = None) -> Callable[..., Any]:
+    """The function behind `file.py:name` or `package.module:name`; files are relative to `base`."""
+    place, colon, name = spec.rpartition(":")
+    if not colon or not place or not name:
+        raise SourceError(f"{what} must be file.py:function or package.module:function, got {spec!r}")
+    base = base or Path.cwd()
+    module = _from_file(base / place, what) if place.endswith(".py") else _from_module(place, what, base)
+    if not hasattr(module, name):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise SourceError(f"{what}: {place} has no {name!r}{nearest(name, known)}")
+    found = getattr(module, name)
+    if not callable(found):
+        raise SourceError(f"{what}: {spec} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path, what: str) -> Any:
+    if not path.is_file():
+        raise SourceError(f"{what}: there is no file {path}")
+    name = f"_fishleg_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # its neighbours, too
+        sys.path.insert(0, folder)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # a script without an `if __name__ ...` may well exit
+        del sys.modules[name]
+        raise SourceError(f"{what}: importing {path} raised {describe_error(error)}") from error
+    return module
+
+
+def _from_module(place: str, what: str, base: Path) -> Any:
+    if str(base) not in sys.path:
+        sys.path.insert(0, str(base))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        own = error.name is not None and place.split(".")[0] == error.name.split(".")[0]
+        hint = f" (for a file, write {place}.py:...)" if own else f" (imported by {place})"
+        raise SourceError(f"{what}: there is no module {error.name!r}{hint}") from error
+    except (Exception, SystemExit) as error:
+        raise SourceError(f"{what}: importing {place} raised {describe_error(error)}") from error
+
+
+def call(spec: str, what: str, base: Path | None = None) -> Any:
+    """What the named function returns; its errors are told with the line where they happened."""
+    function = find_function(spec, what, base)
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise SourceError(f"{what}: {spec} raised {describe_error(error)}") from error
+
+
+def describe_error(error: BaseException) -> str:
+    """An error of the user's code: its kind, its message, and the line it came from."""
+    own = Path(__file__).parents[1]  # fishleg itself
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    frames = [f for f in frames if own not in Path(f.filename).parents]
+    theirs = [f for f in frames if not any(path in Path(f.filename).parents for path in _LIBRARIES)] or frames
+    place = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def workload_of(spec: str) -> Workload | None:
+    """The built-in workload behind `workload:NAME`, if it is that."""
+    prefix, _, name = spec.partition(":")
+    if prefix != "workload":
+        return None
+    if name not in WORKLOADS:
+        raise SourceError(
+            f"unknown workload {name!r} (there are {', '.join(WORKLOADS)}){nearest(name, WORKLOADS)}"
+        )
+    return WORKLOADS[name]
+
+
+def make_model(spec: str, base: Path | None = None, *, trained: bool = True) -> nn.Module:
+    """The model, in the state that its function leaves it in; `trained` is for workloads alone."""
+    workload = workload_of(spec)
+    if workload is not None:
+        return workload.model(trained)
+    model = call(spec, "model", base)
+    if not isinstance(model, nn.Module):
+        raise SourceError(f"model: {spec} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def make_data(
+    model_spec: str,
+    data: str | None,
+    train: str | None,
+    evaluation: str | None,
+    base: Path | None = None,
+    *,
+    calibrated: bool = True,
+) -> Data:
+    """The loaders; a workload brings its own where none are named. `calibrated` says that data are needed."""
+    workload = workload_of(model_spec)
+    if data is None:
+        if workload is None and evaluation is not None and not calibrated:
+            main = _loader(evaluation, "eval_data", base)
+            return Data(main, None, main)
+        if workload is None:
+            key, flag = (
+                ("data", "--data data.py:loader") if calibrated else ("eval_data", "--eval-data data.py:test")
+            )
+            raise SourceError(f"{key} is missing: name the function that returns a loader, e.g. {flag}")
+        calibration, training, test = workload.data()
+        return Data(
+            calibration, training, test if evaluation is None else _loader(evaluation, "eval_data", base)
+        )
+    main = _loader(data, "data", base)
+    return Data(
+        main,
+        None if train is None else _loader(train, "train_data", base),
+        None if evaluation is None else _loader(evaluation, "eval_data", base),
+    )
+
+
+def _loader(spec: str, what: str, base: Path | None) -> Iterable[Any]:
+    loader = call(spec, what, base)
+    if not hasattr(loader, "__iter__"):
+        raise SourceError(
+            f"{what}: {spec} must return a DataLoader or another iterable, got {type(loader).__name__}"
+        )
+    # a DataLoader with persistent workers hands out the same iterator each time, made new
+    if not isinstance(loader, DataLoader) and _iterator(loader, spec, what) is _iterator(loader, spec, what):
+        raise SourceError(
+            f"{what}: {spec} returned an iterator, which can be read once only; return the DataLoader"
+        )
+    return loader  # type: ignore[no-any-return]
+
+
+def _iterator(loader: Iterable[Any], spec: str, what: str) -> Any:
+    try:
+        return iter(loader)
+    except Exception as error:
+        raise SourceError(
+            f"{what}: iterating over what {spec} returned raised {describe_error(error)}"
+        ) from error

@@ -1,0 +1,51 @@
+"""Built-in models with their data: something to try the tool on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fishleg.workloads.digits import Batches, split_digits
+from fishleg.workloads.digits_net import DigitsNet
+
+Loaders = tuple[Iterable[Any], Iterable[Any], Iterable[Any]]  # calibration, training, test
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model (trained, or as a bare skeleton) and its loaders."""
+
+    about: str
+    model: Callable[[bool], nn.Module]
+    data: Callable[[], Loaders]
+
+
+def _digits_model(trained: bool) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = DigitsNet()
+        if trained:
+            images, labels, _, _ = split_digits()
+            optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+            batches = Batches(images, labels, 64, normalized=False)
+            for _ in range(12):
+                for x, y in batches:
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+    return model.eval()
+
+
+def _digits_data() -> Loaders:
+    x, y, test_x, test_y = split_digits()
+    test = Batches(test_x, test_y, 100, normalized=False)
+    return Batches(x, y, 64, normalized=False), Batches(x, y, 64, seed=1, normalized=False), test
+
+
+WORKLOADS = {
+    "digits": Workload("a small conv net on embedded 8x8 digits", _digits_model, _digits_data),
+}
