@@ -10,10 +10,10 @@ PIP  := $(PY) -m pip --disable-pip-version-check install -q --progress-bar off -
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo paper test lint format types wheel ci clean
+.PHONY: help demo paper paper-smoke bench test lint format types wheel ci clean
 
 help:
-	@echo "targets: demo paper test lint format types wheel ci clean"
+	@echo "targets: demo paper paper-smoke bench test lint format types wheel ci clean"
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -m venv $(VENV)
@@ -35,13 +35,23 @@ $(VENV)/.stamp-dev: pyproject.toml constraints.txt $(VENV)/.stamp-torch
 demo: $(VENV)/.stamp-plot
 	$(PY) -m fishleg.cli.demo --out demo-out
 
-# The paper's figures: minutes for the toy problems, hours for ResNet18 (FISHLEG_DATA holds its datasets, or they
-# are downloaded to ./data). An interrupted run goes on where it was.
+# The paper's figures: minutes for the toy problems, hours for ResNet18. FISHLEG_DATA names the directory of its
+# datasets; they are downloaded to ./data otherwise. An interrupted run goes on where it stopped.
 paper: $(VENV)/.stamp-dev
 	for figure in init estimation ablation claims layer; do \
-	  $(PY) -m reproduction $$figure --out paper-out || exit 1; done
+	  $(PY) -m reproduction figure $$figure --out paper-out || exit 1; done
 	for dataset in cifar10 tiny-imagenet; do \
-	  $(PY) reproduction/experiments/resnet18.py $$dataset --out paper-out || exit 1; done
+	  $(PY) -m reproduction resnet18 $$dataset --out paper-out || exit 1; done
+
+# Every figure in a version of seconds, and every table and picture of the documents compared with the results.
+paper-smoke: $(VENV)/.stamp-dev
+	for figure in init estimation ablation claims layer unstructured semi_structured; do \
+	  OMP_NUM_THREADS=1 $(PY) -m reproduction figure $$figure --smoke --out paper-out/smoke || exit 1; done
+	$(PY) -m reproduction tables --check
+
+# One benchmark by name: make bench NAME=resnet20-oneshot (python -m reproduction bench --help lists them).
+bench: $(VENV)/.stamp-dev
+	$(PY) -m reproduction bench $(NAME)
 
 # One thread per worker: the workers already fill the cores.
 test: $(VENV)/.stamp-dev

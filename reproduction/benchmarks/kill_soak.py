@@ -1,12 +1,11 @@
-"""Kill runs with SIGKILL a hundred times and more; each must end with the bits of an undisturbed one.
+"""Runs that are killed with SIGKILL many times: each must end with the same bits as an undisturbed run.
 
-`python benchmarks/kill_soak.py [KILLS]` (default 120; some minutes). Five kinds of run, those of
-tests/test_resume.py: staged, gradual with FishLeg, with distilled SGD, a baseline, and a search.
+A few minutes. Five kinds of runs, those of the test of resuming: staged, gradual with FishLeg, gradual with
+distilled SGD, a baseline, and a search for a budget.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -14,16 +13,17 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runs"))
 
 from killing import in_child, kill_in_call, kill_often, warm_up, work
 from test_resume import MODES, model_bytes, recipe_for
 
-RESULTS = Path(__file__).parent / "results"
+from fishleg.formats.checkpoint import write_json
 
 
-def main() -> int:
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 120
+def main(out: Path, kills: int = 120) -> bool:
+    """Whether every killed run ended with the right bits."""
     warm_up()
     rows = []
     for mode in MODES:
@@ -39,9 +39,9 @@ def main() -> int:
             in_writes = writes(mode, base, expected)
             rows.append({"run": mode, "kills": share, "runs": len(finished), "identical": same, **in_writes})
             print(rows[-1], flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "kill_soak.json").write_text(json.dumps(rows, indent=1) + "\n")
-    return int(any(r["identical"] < r["runs"] or r["write_identical"] < r["write_runs"] for r in rows))
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "kill_soak.json", rows)
+    return all(r["identical"] == r["runs"] and r["write_identical"] == r["write_runs"] for r in rows)
 
 
 def writes(mode: str, base: Path, expected: bytes) -> dict[str, int]:
@@ -59,7 +59,3 @@ def writes(mode: str, base: Path, expected: bytes) -> dict[str, int]:
             assert in_child(lambda recipe=recipe: work(recipe, base)) == 0
             runs, same = runs + 1, same + (model_bytes(base / recipe.out) == expected)
     return {"write_kills": kills, "write_runs": runs, "write_identical": same}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

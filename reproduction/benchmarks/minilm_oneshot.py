@@ -1,31 +1,31 @@
-"""Pruning a real sentence encoder without labels and without training.
+"""A sentence encoder, pruned without labels and without training.
 
-`FISHLEG_STSB=DIR python benchmarks/minilm_oneshot.py` (DIR holds stsb-en-train.csv and stsb-en-test.csv). The
-model is all-MiniLM-L6-v2 (22.7 M parameters); minilm.py says what to install. Pruned are the Linear weights
-of its encoder (10.6 M), one shot or in stages; Q is learned from training sentences, without their scores,
-under a Gaussian likelihood on the normalised embedding. The score is Spearman's correlation between cosine
-similarity and human judgement on the 1379 test pairs.
+The model is all-MiniLM-L6-v2 (22.7 M parameters). The Linear weights of its encoder (10.6 M) are pruned, in
+one shot or in stages. Q is learned from training sentences, without their scores, under a Gaussian likelihood
+of the normalised embedding. The score is Spearman's correlation of cosine similarity with human judgement on
+the 1379 test pairs of STS-B.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS, Unit, mean, run_units
-from minilm import Sentences, load_minilm, read_pairs, spearman
 from torch import Tensor
 
 from fishleg import AuxiliaryOptions, Gaussian, PruneStep, Surgeon
+from reproduction.benchmarks import shown
+from reproduction.harness import mean, run_benchmark, save_picture
+from reproduction.workloads.minilm import Sentences, load_minilm, read_pairs, spearman
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 STAGES = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 SEEDS = (0, 1)
-MORE_DAMPING = {"relative_damping": 0.1}  # what all methods but FLS with exchanges have by default
+MORE_DAMPING = {"relative_damping": 0.1}  # what all methods but FLS with mask search have by default
 # One Q for several rows of the table: the options of its surgeon, and what each row changes in them.
 ROWS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "magnitude, per layer": (
@@ -41,16 +41,16 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "KFAC": ({"method": "kfac"}, {"KFAC": {}}),
     "FLS, more damping": (
         MORE_DAMPING,
-        {"FLS, more damping, without exchanges": {"exchanges": 0}, "FLS, more damping": {}},
+        {"FLS, more damping, without mask search": {"exchanges": 0}, "FLS, more damping": {}},
     ),
     "FLS": ({}, {"FLS": {}}),
     "FLS, staged": (
         {**MORE_DAMPING, "exchanges": 0},
-        {"FLS, more damping, without exchanges, staged": {}},
+        {"FLS, more damping, without mask search, staged": {}},
     ),
 }
 # two seeds where it is close at 50 %
-UNITS: list[Unit] = [
+UNITS: list[dict[str, Any]] = [
     {"q": q, "seed": seed}
     for q in ROWS
     for seed in (SEEDS if q in ("oBERT", "FLS, more damping", "FLS") else SEEDS[:1])
@@ -74,7 +74,7 @@ def surgeon_for(q: str, seed: int) -> Surgeon:
     )
 
 
-def run(unit: Unit) -> dict[str, Any]:
+def run(unit: dict[str, Any]) -> dict[str, Any]:
     """The rows of one Q, with the CPU seconds of its estimate and of each pruning."""
     surgeon = surgeon_for(unit["q"], unit["seed"])
     changes = ROWS[unit["q"]][1]
@@ -117,7 +117,7 @@ def by_method(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     for r in results:
         known = {key: r[key] for key in ("seed", "cpu_seconds", "peak_mib")}
         for name, rows in r["runs"].items():
-            found.setdefault(name, []).append({"rows": rows, **known})
+            found.setdefault(shown(name), []).append({"rows": rows, **known})
     return found
 
 
@@ -136,7 +136,7 @@ def table(results: list[dict[str, Any]], dense: float) -> str:
     return "\n".join(lines)
 
 
-def plot(results: list[dict[str, Any]], dense: float) -> None:
+def draw(results: list[dict[str, Any]], dense: float) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -155,15 +155,11 @@ def plot(results: list[dict[str, Any]], dense: float) -> None:
     axis.set_ylim(bottom=0.5)
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)
-    figure.savefig(RESULTS / "minilm_oneshot.png", dpi=130)
+    return figure
 
 
-def main() -> None:
-    results = run_units("minilm_oneshot", UNITS, run)
+def main(out: Path, again: bool = False) -> None:
+    results = run_benchmark(out / "minilm_oneshot.json", UNITS, run, again=again)
     dense = spearman(load_minilm())
     print(table(results, dense))
-    plot(results, dense)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    save_picture(draw(results, dense), out / "minilm_oneshot.png")

@@ -1,23 +1,21 @@
-"""Is oBERT's lead over FLS on MiniLM at 50 % more than chance? Spearman on all three splits of STS-B.
+"""Is the lead of oBERT over FLS on MiniLM at 50 % more than chance? Spearman on all three splits of STS-B.
 
-`FISHLEG_STSB=DIR python benchmarks/minilm_splits.py KEEP` prunes with both as minilm_oneshot.py does
-(30 CPU minutes; the pruned models stay in the directory KEEP, and are not made again), and writes
-results/minilm_splits.json: the correlations, and the difference of the two with its standard error, from
-500 resamples of the pairs.
+Prunes with both methods as the benchmark minilm-oneshot does (30 CPU minutes). The pruned models are kept in
+a directory and are not made again. A row has the correlations, and the difference of the two methods with its
+standard error from 500 resamples of the pairs.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS
-from minilm import load_minilm, rank_correlation, similarities
-from minilm_oneshot import surgeon_for
 from torch import Tensor
+
+from reproduction.benchmarks.minilm_oneshot import surgeon_for
+from reproduction.harness import rank_correlation, run_benchmark
+from reproduction.workloads.minilm import load_minilm, similarities
 
 SPARSITY, SPLITS, RESAMPLES = 0.5, ("test", "dev", "train"), 500
 METHODS = {"oBERT, joint": "oBERT", "FLS": "FLS"}  # and the Q of each
@@ -34,8 +32,8 @@ def pruned_state(method: str, folder: Path) -> dict[str, Tensor]:
     return state
 
 
-def compare(split: str, folder: Path) -> dict[str, Any]:
-    model, found = load_minilm(), {}
+def run(unit: dict[str, Any], folder: Path) -> dict[str, Any]:
+    split, model, found = unit["split"], load_minilm(), {}
     found["dense"], scores = similarities(model, split)
     for method in METHODS:
         model.load_state_dict(pruned_state(method, folder))
@@ -48,7 +46,6 @@ def compare(split: str, folder: Path) -> dict[str, Any]:
     correlations = {name: rank_correlation(cosines, scores) for name, cosines in found.items()}
     ahead, behind = METHODS
     return {
-        "split": split,
         "pairs": len(scores),
         **correlations,
         "difference": correlations[ahead] - correlations[behind],
@@ -56,15 +53,7 @@ def compare(split: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    results = []
-    for split in SPLITS:
-        results.append(compare(split, Path(sys.argv[1])))
-        print({k: round(v, 4) if isinstance(v, float) else v for k, v in results[-1].items()}, flush=True)
-    (RESULTS / "minilm_splits.json").write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+def main(out: Path, keep: Path, again: bool = False) -> None:
+    units = [{"split": split} for split in SPLITS]
+    for row in run_benchmark(out / "minilm_splits.json", units, run, keep, again=again):
+        print({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})

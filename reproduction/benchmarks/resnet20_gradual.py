@@ -1,24 +1,24 @@
 """Gradual pruning of a trained ResNet20 to 98 %: scorers and optimizers crossed, same data order for all.
 
-`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_gradual.py` (20 to 35 CPU minutes a method;
-a stopped run goes on with the next unit, `--again` starts over, `--only NAME` runs one). Ten pruning steps
-on a nearly exponential schedule, half an epoch (196 steps of 128 images) after each; the learning rate
-falls to zero within each; for 2:4 one step and two epochs, distilled. Accuracy is on all 10 000 test images.
+20 to 35 CPU minutes per method. Ten pruning steps on a nearly exponential schedule, with half an epoch (196
+steps of 128 images) after each; the learning rate falls to zero within each. The 2:4 pattern has one step and
+two epochs of distillation. Accuracy is measured on all 10 000 test images.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from harness import RESULTS, Unit, run_units, test_accuracy, trained_resnet20
 
 from fishleg import FineTuningOptions, Surgeon, gradual
 from fishleg.workloads.digits import Batches
+from reproduction.harness import run_benchmark, save_picture
 from reproduction.workloads.datasets import cifar10
+from reproduction.workloads.resnet20 import test_accuracy, trained_resnet20
 
 SCHEDULE = (0.32, 0.54, 0.68, 0.79, 0.855, 0.9, 0.93, 0.95, 0.967, 0.98)
 REPORTED = (0.79, 0.9, 0.95, 0.98)
@@ -42,7 +42,7 @@ SHOWN_FROM = 0.79
 SEEDS = (0,)
 
 
-def run(unit: Unit) -> dict[str, Any]:
+def run(unit: dict[str, Any]) -> dict[str, Any]:
     two_of_four = unit["method"] == TWO_OF_FOUR
     surgery, tuning = ({}, DISTILLED) if two_of_four else METHODS[unit["method"]]
     targets, pattern = ((0.5,), "2:4") if two_of_four else (SCHEDULE, "global")
@@ -74,7 +74,7 @@ def run(unit: Unit) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def units(names: Sequence[str]) -> list[Unit]:
+def units(names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"method": name, "seed": seed} for name in names for seed in SEEDS]
 
 
@@ -104,7 +104,7 @@ def mean_curves(results: list[dict[str, Any]]) -> dict[str, dict[float, float]]:
     return {name: {s: fmean(values) for s, values in curve.items()} for name, curve in found.items()}
 
 
-def plot(results: list[dict[str, Any]], dense: float) -> None:
+def draw(results: list[dict[str, Any]], dense: float) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
@@ -124,19 +124,13 @@ def plot(results: list[dict[str, Any]], dense: float) -> None:
     axis.set_title(f"ResNet20, gradual pruning, {STEPS} steps (half an epoch) after each pruning")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=8)
-    figure.savefig(RESULTS / "resnet20_gradual.png", dpi=130)
+    return figure
 
 
-def main() -> None:
-    names = [*METHODS, TWO_OF_FOUR]
-    if "--only" in sys.argv:
-        names = [sys.argv[sys.argv.index("--only") + 1]]
-    results = run_units("resnet20_gradual", units(names), run)
-    if "--only" not in sys.argv:
-        dense = test_accuracy(trained_resnet20())
-        print(table(results, dense))
-        plot(results, dense)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(out: Path, again: bool = False, only: str | None = None) -> None:
+    names = [only] if only else [*METHODS, TWO_OF_FOUR]
+    results = run_benchmark(out / "resnet20_gradual.json", units(names), run, again=again)
+    dense = test_accuracy(trained_resnet20())
+    print(table(results, dense))
+    if not only:
+        save_picture(draw(results, dense), out / "resnet20_gradual.png")

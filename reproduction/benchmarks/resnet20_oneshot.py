@@ -1,31 +1,32 @@
-"""Pruning a trained ResNet20 without labels and without training: every method, in one shot and in stages.
+"""A trained ResNet20, pruned without labels and training: every method in one shot, FLS also in stages.
 
-`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_oneshot.py` (35 CPU minutes; a stopped
-run goes on where it was, `--again` starts over). All conv and linear weights, global scores, BatchNorm
-statistics refreshed on training images, accuracy on all 10 000 test images, two seeds of the Fisher samples.
-Damping and options are the defaults of the library. Times are without the evaluation on the test images.
+35 CPU minutes. All convolutional and linear weights, global scores, BatchNorm statistics refreshed on
+training images, accuracy on all 10 000 test images, two seeds of the Fisher samples. Damping and options are
+the defaults of the library. Times do not include the evaluation on the test images.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS, Unit, mean, run_units, test_accuracy, trained_resnet20
 
 from fishleg import PruneStep, Surgeon
 from fishleg.workloads.digits import Batches
+from reproduction.benchmarks import shown
+from reproduction.harness import mean, run_benchmark, save_picture
 from reproduction.workloads.datasets import cifar10
+from reproduction.workloads.resnet20 import test_accuracy, trained_resnet20
 
 SPARSITIES = (0.7, 0.8, 0.9, 0.95)
 # steps shrink as the quadratic model gets worse
 STAGES = (0.5, 0.7, 0.8, 0.86, 0.9, 0.92, 0.936, 0.95)
 SEEDS = (0, 1)
 NAMES = {"fishleg": "FLS", "obert": "oBERT", "mfac": "M-FAC", "kfac": "KFAC", "ekfac": "EKFAC"}
-NO_EXCHANGES = "joint without exchanges"
+NO_MASK_SEARCH = "joint without mask search"
 # method → compensations, one Q for all of them; `sum` is the published update of oBERT and M-FAC
 ONE_SHOT = {
     "magnitude": ("none",),
@@ -34,7 +35,7 @@ ONE_SHOT = {
     "mfac": ("sum", "joint"),
     "kfac": ("joint",),
     "ekfac": ("joint",),
-    "fishleg": ("none", "independent", NO_EXCHANGES, "joint"),
+    "fishleg": ("none", "independent", NO_MASK_SEARCH, "joint"),
 }
 STAGED = {"fishleg": "joint"}
 
@@ -62,7 +63,7 @@ def make_surgeon(method: str, seed: int, compensation: str, **options: Any) -> S
     return Surgeon(trained_resnet20(), batches, generator=generator, **chosen)
 
 
-def run(unit: Unit) -> dict[str, Any]:
+def run(unit: dict[str, Any]) -> dict[str, Any]:
     """Accuracy, predicted and measured loss at each sparsity, for each compensation."""
     watch, runs = Watch(), {}
     if unit["mode"] == "staged":
@@ -82,8 +83,8 @@ def run(unit: Unit) -> dict[str, Any]:
         with watch:
             inverse = surgeon.estimate()
         for compensation in ONE_SHOT[unit["method"]]:
-            exchanges = 0 if compensation == NO_EXCHANGES else defaults.exchanges
-            name = compensation.removesuffix(" without exchanges")
+            exchanges = 0 if compensation == NO_MASK_SEARCH else defaults.exchanges
+            name = compensation.removesuffix(" without mask search")
             surgeon.options = replace(defaults, compensation=name, exchanges=exchanges)
             rows = []
             for sparsity in SPARSITIES:
@@ -112,7 +113,7 @@ def curves(results: list[dict[str, Any]]) -> dict[str, dict[float, list[float]]]
     found: dict[str, dict[float, list[float]]] = {}
     for r in results:
         for compensation, rows in r["runs"].items():
-            name = f"{NAMES.get(r['method'], r['method'])}, {compensation}, {r['mode']}"
+            name = shown(f"{NAMES.get(r['method'], r['method'])}, {compensation}, {r['mode']}")
             for row in rows:
                 found.setdefault(name, {}).setdefault(row["sparsity"], []).append(row["accuracy"])
     return found
@@ -120,14 +121,14 @@ def curves(results: list[dict[str, Any]]) -> dict[str, dict[float, list[float]]]
 
 def table(results: list[dict[str, Any]], dense: float) -> str:
     lines = [f"dense {dense:.2f} %; mean over seeds (largest distance between two seeds)"]
-    lines.append(f"{'method, compensation, mode':<32}" + "".join(f"{s:>14.0%}" for s in SPARSITIES))
+    lines.append(f"{'method, compensation, mode':<42}" + "".join(f"{s:>14.0%}" for s in SPARSITIES))
     for name, curve in curves(results).items():
         cells = "".join(f"{mean(v):>8.2f} ({max(v) - min(v):.1f})" for v in curve.values())
-        lines.append(f"{name:<32}{cells}")
+        lines.append(f"{name:<42}{cells}")
     lines.append("\nCPU seconds of pruning and peak memory in MiB:")
     for r in results:
         name = f"{NAMES.get(r['method'], r['method'])}, {r['mode']}, seed {r['seed']}"
-        lines.append(f"{name:<32}{r['pruning_cpu_seconds']:>8.0f}{r['peak_mib']:>8}")
+        lines.append(f"{name:<42}{r['pruning_cpu_seconds']:>8.0f}{r['peak_mib']:>8}")
     lines.append(f"\npredicted loss increase of FLS (seed 0): {', '.join(ONE_SHOT['fishleg'])}")
     for r in results:
         if r["method"] == "fishleg" and r["mode"] == "one-shot" and r["seed"] == 0:
@@ -139,7 +140,7 @@ def table(results: list[dict[str, Any]], dense: float) -> str:
     return "\n".join(lines)
 
 
-def plot(results: list[dict[str, Any]], dense: float) -> None:
+def draw(results: list[dict[str, Any]], dense: float) -> Any:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -155,17 +156,13 @@ def plot(results: list[dict[str, Any]], dense: float) -> None:
     axis.set_ylabel("CIFAR-10 test accuracy, %")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False, fontsize=7, loc="lower left")
-    figure.savefig(RESULTS / "resnet20_oneshot.png", dpi=130)
+    return figure
 
 
-def main() -> None:
+def main(out: Path, again: bool = False) -> None:
     modes = [("staged", "fishleg"), *(("one-shot", method) for method in ONE_SHOT)]
     units = [{"mode": mode, "method": method, "seed": seed} for seed in SEEDS for mode, method in modes]
-    results = run_units("resnet20_oneshot", units, run)
+    results = run_benchmark(out / "resnet20_oneshot.json", units, run, again=again)
     dense = test_accuracy(trained_resnet20())
     print(table(results, dense))
-    plot(results, dense)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    save_picture(draw(results, dense), out / "resnet20_oneshot.png")

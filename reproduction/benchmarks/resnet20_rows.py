@@ -1,24 +1,25 @@
-"""Whole filters of a trained ResNet20 removed without labels and without training, and cut out of it.
+"""Whole filters of a trained ResNet20: removed without labels and without training, and cut out.
 
-`FISHLEG_DATA=DIR FISHLEG_RESNET20=FILE python benchmarks/resnet20_rows.py` (55 CPU minutes; one
-seed). In stages, each of which keeps 95 % of the rows: of all convolutions, half of which are added to a
-shortcut and cannot be cut out one by one; and of the first convolution of each block, which can. All 10 000
-test images; the speed is that of the cut model relative to the dense one, in turns in one process, medians.
+55 CPU minutes, one seed. Each stage keeps 95 % of the rows. The rows are those of all convolutions (half of
+these are added to a shortcut and cannot be cut out one by one), or those of the first convolution of each
+block, which can be cut out. Accuracy is measured on all 10 000 test images. The speed is that of the smaller
+model relative to the dense one: medians of turns in one process.
 """
 
 from __future__ import annotations
 
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
-from harness import Unit, mean, run_units, test_accuracy, trained_resnet20
-from resnet20_oneshot import make_surgeon
 from torch import Tensor, nn
 
 from fishleg import PruneStep, shrink
 from fishleg.pruning.schedules import plan_schedule
+from reproduction.benchmarks.resnet20_oneshot import make_surgeon
+from reproduction.harness import mean, run_benchmark
+from reproduction.workloads.resnet20 import test_accuracy, trained_resnet20
 
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5)
 INNER = [r"layer\d\.\d\.conv1"]
@@ -28,14 +29,14 @@ METHODS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "FLS, damping 0.3": ("fishleg", "joint", {"relative_damping": 0.3}),
     "FLS, damping 1": ("fishleg", "joint", {"relative_damping": 1.0}),
 }
-UNITS: list[Unit] = [
+UNITS: list[dict[str, Any]] = [
     {"method": method, "rows": rows, "seed": 0}
     for rows, methods in (("all", METHODS), ("first of each block", ("magnitude", "FLS, damping 0.3")))
     for method in methods
 ]
 
 
-def run(unit: Unit) -> dict[str, Any]:
+def run(unit: dict[str, Any]) -> dict[str, Any]:
     method, compensation, options = METHODS[unit["method"]]
     options = {"pattern": "rows", "include": [] if unit["rows"] == "all" else INNER, **options}
     surgeon = make_surgeon(method, unit["seed"], compensation, **options)
@@ -90,9 +91,5 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    print(table(run_units("resnet20_rows", UNITS, run)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(out: Path, again: bool = False) -> None:
+    print(table(run_benchmark(out / "resnet20_rows.json", UNITS, run, again=again)))

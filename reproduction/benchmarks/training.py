@@ -1,31 +1,28 @@
 """FishLeg against SGD with momentum and Adam, each tuned with the same number of trials.
 
-`python benchmarks/training.py digits` (a deep autoencoder on the embedded digits, seconds) and
-`python benchmarks/training.py cifar` (ResNet20 on a slice of CIFAR-10 in $FISHLEG_DATA, minutes). Every trial
-is kept as soon as it is done, so that a stopped run goes on where it was.
+Two tasks: a deep autoencoder on the embedded digits (seconds), and ResNet20 on a slice of CIFAR-10 (minutes).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fishleg import Bernoulli, Categorical, FishLeg, Likelihood
 from fishleg.workloads.digits import Batches, split_digits
+from reproduction.harness import run_benchmark, save_picture
 from reproduction.workloads.datasets import cifar10
 from reproduction.workloads.networks import autoencoder, resnet20
 
-RESULTS = Path(__file__).parent / "results"
-# One knob each, the same number of trials each. FishLeg's is its trust region; its learning rate stays at the
+# The one setting of each method that is tuned. FishLeg's is its trust region; its learning rate stays at the
 # default.
-KNOBS = {"SGD": "lr", "Adam": "lr", "FishLeg k=10": "max_kl", "FishLeg k=1": "max_kl"}
+TUNED = {"SGD": "lr", "Adam": "lr", "FishLeg k=10": "max_kl", "FishLeg k=1": "max_kl"}
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,9 @@ def cifar_task() -> Task:
     )
 
 
-def run_trial(task: Task, method: str, value: float) -> dict[str, object]:
+def run(unit: dict[str, Any], name: str) -> dict[str, Any]:
     """One training run: [step, seconds, full training loss] at regular steps; evaluation is not timed."""
+    task, method, value = TASKS[name](), unit["method"], unit["value"]
     torch.manual_seed(0)
     model = task.model()
     optimizer: torch.optim.Optimizer
@@ -87,7 +85,7 @@ def run_trial(task: Task, method: str, value: float) -> dict[str, object]:
         spent += time.perf_counter() - started
         if step % task.every == 0:
             curve.append((step, spent, evaluate(model, task)))
-    return {"method": method, "value": value, "curve": curve}
+    return {"curve": curve}
 
 
 @torch.no_grad()
@@ -123,12 +121,12 @@ def report(name: str, results: list[dict]) -> None:
         when = f"after {reached / total:.0%} of SGD's steps" if reached else "never"
         step_cost = result["curve"][-1][1] / best["SGD"]["curve"][-1][1]
         print(
-            f"  {method:<13} {KNOBS[method]}={result['value']:<6} final {result['curve'][-1][2]:.4f}   "
+            f"  {method:<13} {TUNED[method]}={result['value']:<6} final {result['curve'][-1][2]:.4f}   "
             f"reaches SGD's final loss {when}   (one step = {step_cost:.2f} SGD steps)"
         )
 
 
-def plot(name: str, results: list[dict]) -> None:
+def draw(name: str, results: list[dict]) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -137,7 +135,7 @@ def plot(name: str, results: list[dict]) -> None:
     sgd_seconds = best["SGD"]["curve"][-1][1] / best["SGD"]["curve"][-1][0]
     for method, result in best.items():
         steps, seconds, losses = zip(*result["curve"], strict=True)
-        label = f"{method} ({KNOBS[method]}={result['value']})"
+        label = f"{method} ({TUNED[method]}={result['value']})"
         axes[0].plot(steps, losses, label=label)
         axes[1].plot([s / sgd_seconds for s in seconds], losses, label=label)
     axes[0].set(xlabel="step", ylabel="training loss", title=f"{name}: loss per step")
@@ -146,34 +144,15 @@ def plot(name: str, results: list[dict]) -> None:
         axis.set_yscale("log")
         axis.grid(alpha=0.3)
     axes[0].legend(frameon=False)
-    figure.savefig(RESULTS / f"training_{name}.png", dpi=130)
+    return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("task", choices=["digits", "cifar"])
-    parser.add_argument("--again", action="store_true", help="forget the trials that are there")
-    arguments = parser.parse_args()
-    task = {"digits": digits_task, "cifar": cifar_task}[arguments.task]()
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"training_{arguments.task}.json"
-    results = json.loads(path.read_text()) if path.exists() and not arguments.again else []
-    done = {(r["method"], r["value"]) for r in results}
-    for method, values in task.trials.items():
-        for value in values:
-            if (method, value) in done:
-                continue
-            results.append(run_trial(task, method, value))
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(results) + "\n")
-            temporary.replace(path)
-            print(
-                f"{method} {KNOBS[method]}={value}: final loss {results[-1]['curve'][-1][2]:.4f}", flush=True
-            )
-    report(arguments.task, results)
-    plot(arguments.task, results)
+def main(name: str, out: Path, again: bool = False) -> None:
+    trials = TASKS[name]().trials
+    units = [{"method": method, "value": value} for method, values in trials.items() for value in values]
+    results = run_benchmark(out / f"training_{name}.json", units, run, name, again=again)
+    report(name, results)
+    save_picture(draw(name, results), out / f"training_{name}.png")
 
 
 def _forever(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
@@ -181,5 +160,4 @@ def _forever(batches: Batches) -> Iterator[tuple[Tensor, Tensor]]:
         yield from batches
 
 
-if __name__ == "__main__":
-    main()
+TASKS = {"digits": digits_task, "cifar": cifar_task}

@@ -1,16 +1,15 @@
-"""Does learning Q beat EKFAC? `python experiments/ekfac.py`: held-out auxiliary loss per layer.
+"""Is a learned Q better than EKFAC? The auxiliary loss on held-out data, layer by layer.
 
-A convolutional network trained on the embedded digits, the same minibatches for all. EKFAC sees each twice,
-once for its bases, once for its eigenvalues. `two passes` learns from the very same vectors, `one pass` (the
-default settings) from the first half of them. Positive figures: the learned Q is better.
+A convolutional network trained on the embedded digits; all methods get the same minibatches. EKFAC reads each
+twice, once for its bases and once for its eigenvalues. `two passes` learns from the same vectors, `one pass`
+(the default settings) from the first half of them. Positive numbers: the learned Q is better.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +17,10 @@ from torch.nn import functional
 
 from fishleg import Auxiliary, AuxiliaryOptions, Categorical, InverseFisher
 from fishleg.curvature.samples import mean_diagonal, sample_h
+from fishleg.formats.checkpoint import write_json
 from fishleg.workloads.digits import Batches, split_digits
 from fishleg.workloads.digits_net import DigitsNet
-
-RESULTS = Path(__file__).parent / "results"
+from reproduction.harness import save_picture
 
 
 class Replay(Auxiliary):
@@ -100,32 +99,23 @@ def compare(seed: int, relative: float, count: int) -> dict[str, dict[str, float
     return losses
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--minibatches", type=int, default=200)
-    arguments = parser.parse_args()
+def main(out: Path, seeds: int = 3, minibatches: int = 200) -> None:
     rows = []
     for relative in (0.01, 0.1, 1.0):
-        for seed in range(arguments.seeds):
-            losses = compare(seed, relative, arguments.minibatches)
+        for seed in range(seeds):
+            losses = compare(seed, relative, minibatches)
             rows.append({"relative damping": relative, "seed": seed, "losses": losses})
             for method in ("one pass", "two passes"):
                 gains = {n: (e - losses[method][n]) / abs(e) for n, e in losses["EKFAC"].items()}
                 text = "  ".join(f"{name} {gain:+.2%}" for name, gain in gains.items())
                 print(f"γ = {relative} × mean diag F, seed {seed}, {method:<10}  {text}", flush=True)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / "ekfac.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"rows": rows, "minibatches": arguments.minibatches}, indent=1) + "\n")
-    temporary.replace(path)
-    plot(rows)
-    print(f"wrote {path}")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "ekfac.json", {"rows": rows, "minibatches": minibatches})
+    save_picture(draw(rows), out / "ekfac.png")
+    print(f"wrote {out / 'ekfac.json'}")
 
 
-def plot(rows: list[dict]) -> None:
+def draw(rows: list[dict]) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -143,8 +133,4 @@ def plot(rows: list[dict]) -> None:
         axis.set_yticks([j + 0.2 for j in range(len(names))], names)
         axis.set(title=f"γ = {relative} × mean diag F", xlabel="better than EKFAC by, %")
     axis.legend(frameon=False)
-    figure.savefig(RESULTS / "ekfac.png", dpi=130)
-
-
-if __name__ == "__main__":
-    main()
+    return figure

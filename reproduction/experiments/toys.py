@@ -1,30 +1,30 @@
 """How well Q is estimated where the truth is known: the paper's 100-parameter toys, and one real layer.
 
-    python experiments/toys.py toy-a       full Q against F_γ⁻¹: the paper's estimator, ours, baselines
-    python experiments/toys.py isotropic   structured Q: isotropic probes, and probes u ~ N(0, F⁻¹)
-    python experiments/toys.py family      D(LLᵀ⊗RRᵀ)D of a trained layer against its family's own optimum
+    toy-a       full Q against F_γ⁻¹: the paper's estimator, ours, baselines
+    isotropic   structured Q: isotropic probes, and probes u ~ N(0, F⁻¹)
+    family      D(LLᵀ⊗RRᵀ)D of a trained layer against the best Q of that structure
 
-Each prints a table and writes JSON and a picture to experiments/results; a few minutes on one core.
+Each prints a table and writes JSON and a picture; a few minutes on one core.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fishleg import Auxiliary, AuxiliaryOptions, Categorical, Gaussian, InverseFisher
 from fishleg.curvature.samples import sample_h
+from fishleg.formats.checkpoint import write_json
 from fishleg.workloads.digits import split_digits
-from reproduction.paper.problems import Problem, Projection, approximate_then_invert, exponential
+from reproduction.figures.problems import Problem, Projection, approximate_then_invert, exponential
+from reproduction.harness import save_picture
 
-RESULTS = Path(__file__).parent / "results"
 N, GAMMA, BATCH = 100, 0.01, 100
 CHECKPOINTS = (100, 500, 2000)
 
@@ -276,7 +276,7 @@ def _mean(rows: list[dict[str, float]], key: str) -> float:
     return statistics.mean(row[key] for row in rows)
 
 
-def plot(name: str, result: dict) -> None:
+def draw(name: str, result: dict) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
@@ -309,26 +309,13 @@ def plot(name: str, result: dict) -> None:
         axis.set(xlabel="initial scale of Q", ylabel="gap to the family's optimum, %", ylim=(0, 6),
                  title="D(LLᵀ⊗RRᵀ)D of a trained layer, 200 minibatches")  # fmt: skip
         axis.legend(frameon=False)
-    figure.savefig(RESULTS / f"{name.replace('-', '_')}.png", dpi=130)
+    return figure
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("experiment", choices=["toy-a", "isotropic", "family"])
-    parser.add_argument("--seeds", type=int, default=5)
-    arguments = parser.parse_args()
-    run = {"toy-a": toy_a, "isotropic": isotropic, "family": family}[arguments.experiment]
-    result = run(arguments.seeds)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{arguments.experiment.replace('-', '_')}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    temporary.replace(path)
-    plot(arguments.experiment, result)
+def main(name: str, out: Path, seeds: int = 5) -> None:
+    result = {"toy-a": toy_a, "isotropic": isotropic, "family": family}[name](seeds)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name.replace('-', '_')}.json"
+    write_json(path, result)
+    save_picture(draw(name, result), path.with_suffix(".png"))
     print(f"wrote {path}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,1 @@
-"""Data and networks that are too large to travel with the library."""
-
-from reproduction.workloads.registry import WORKLOADS
-
-__all__ = ["WORKLOADS"]
+"""Networks and data too large for the library: ResNets with CIFAR-10 and Tiny-ImageNet, MiniLM with STS-B."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""CIFAR-10 and Tiny-ImageNet from their official files, and the accuracy of a classifier on them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fishleg.workloads.digits import normalize
 from reproduction.workloads.archives import CIFAR10, TINY_IMAGENET, how_to_get
 
 _CIFAR_IMAGES = 10_000  # in each file
@@ -17,6 +18,16 @@ _CIFAR_IMAGES = 10_000  # in each file
 def data_directory(directory: str | os.PathLike[str] | None = None) -> Path:
     """Where big data lies: the argument, else $FISHLEG_DATA, else ./data."""
     return Path(directory or os.environ.get("FISHLEG_DATA") or "data")
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor, device: str = "cpu") -> float:
+    """Per cent of the images (uint8) that the model, in evaluation mode, classifies correctly."""
+    model.eval()
+    correct = 0
+    for x, y in zip(images.split(500), labels.split(500), strict=True):
+        correct += int((model(normalize(x.to(device))).argmax(1) == y.to(device)).sum())
+    return 100 * correct / len(labels)
 
 
 def cifar10(split: str = "train", directory: str | os.PathLike[str] | None = None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The networks that are pruned: ResNets for small images, and a deep autoencoder."""
 
 from __future__ import annotations
 

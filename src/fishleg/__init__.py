@@ -1,4 +1,4 @@
-"""fishleg: a learned inverse Fisher for PyTorch models, and what it is good for."""
+"""fishleg: prune PyTorch models with a learned inverse Fisher matrix."""
 
 from __future__ import annotations
 
@@ -6,49 +6,65 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fishleg.curvature.layers import register_layer
-    from fishleg.curvature.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-    from fishleg.inverse.auxiliary import Auxiliary, AuxiliaryStats
-    from fishleg.inverse.inverse_fisher import InverseFisher
-    from fishleg.inverse.options import AuxiliaryOptions
-    from fishleg.optim.fishleg import FishLeg
-    from fishleg.pruning.api import prune
-    from fishleg.pruning.attach import attach
-    from fishleg.pruning.gradual import Gradual, gradual
-    from fishleg.pruning.keep_zeros import keep_zeros
-    from fishleg.pruning.masks import masks_of
-    from fishleg.pruning.options import PruningOptions
-    from fishleg.pruning.schedules import schedule
-    from fishleg.pruning.surgeon import PruneStep, Surgeon
-    from fishleg.pruning.tuning import FineTuningOptions
-    from fishleg.shrinking.shrink import load_shrunk, shrink
+    from fishleg.curvature import (
+        Bernoulli,
+        Categorical,
+        Gaussian,
+        Likelihood,
+        register_layer,
+        register_likelihood,
+    )
+    from fishleg.inverse import (
+        Auxiliary,
+        AuxiliaryStats,
+        InverseFisher,
+        register_method,
+        register_structure,
+    )
+    from fishleg.optim import FishLeg
+    from fishleg.options import AuxiliaryOptions, FineTuningOptions, PruningOptions
+    from fishleg.pruning import (
+        PruneStep,
+        PruningSession,
+        Surgeon,
+        attach,
+        keep_zeros,
+        masks_of,
+        prune,
+        register_pattern,
+        schedule,
+    )
+    from fishleg.shrinking import load_shrunk, shrink
+
+__version__ = "0.2.0"
 
 # Names are imported when they are first used: `fishleg --help` must not wait for torch.
-_HOMES = {
-    "AuxiliaryStats": "inverse.auxiliary",
-    "Auxiliary": "inverse.auxiliary",
-    "AuxiliaryOptions": "inverse.options",
-    "Bernoulli": "curvature.likelihoods",
-    "Categorical": "curvature.likelihoods",
-    "FineTuningOptions": "pruning.tuning",
-    "FishLeg": "optim.fishleg",
-    "Gaussian": "curvature.likelihoods",
-    "Gradual": "pruning.gradual",
-    "InverseFisher": "inverse.inverse_fisher",
-    "Likelihood": "curvature.likelihoods",
-    "PruneStep": "pruning.surgeon",
-    "Surgeon": "pruning.surgeon",
-    "PruningOptions": "pruning.options",
-    "attach": "pruning.attach",
-    "gradual": "pruning.gradual",
-    "keep_zeros": "pruning.keep_zeros",
-    "load_shrunk": "shrinking.shrink",
-    "masks_of": "pruning.masks",
-    "prune": "pruning.api",
-    "register_layer": "curvature.layers",
-    "schedule": "pruning.schedules",
-    "shrink": "shrinking.shrink",
+_ROOMS = {
+    "curvature": (
+        "Bernoulli",
+        "Categorical",
+        "Gaussian",
+        "Likelihood",
+        "register_layer",
+        "register_likelihood",
+    ),
+    "inverse": ("Auxiliary", "AuxiliaryStats", "InverseFisher", "register_method", "register_structure"),
+    "optim": ("FishLeg",),
+    "options": ("AuxiliaryOptions", "FineTuningOptions", "PruningOptions"),
+    "pruning": (
+        "PruneStep",
+        "PruningSession",
+        "Surgeon",
+        "attach",
+        "keep_zeros",
+        "masks_of",
+        "prune",
+        "register_pattern",
+        "schedule",
+    ),
+    "shrinking": ("load_shrunk", "shrink"),
 }
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -62,27 +78,31 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AuxiliaryStats",
     "Auxiliary",
     "AuxiliaryOptions",
+    "AuxiliaryStats",
     "Bernoulli",
     "Categorical",
     "FineTuningOptions",
     "FishLeg",
     "Gaussian",
-    "Gradual",
     "InverseFisher",
     "Likelihood",
     "PruneStep",
-    "Surgeon",
     "PruningOptions",
+    "PruningSession",
+    "Surgeon",
+    "__version__",
     "attach",
-    "gradual",
     "keep_zeros",
     "load_shrunk",
     "masks_of",
     "prune",
     "register_layer",
+    "register_likelihood",
+    "register_method",
+    "register_pattern",
+    "register_structure",
     "schedule",
     "shrink",
 ]

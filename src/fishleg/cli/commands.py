@@ -1,4 +1,4 @@
-"""The command line. Everything here is a thin layer over fishleg.runs, which Python code can use as well.
+"""The command line: a thin layer over `fishleg.runs`, which Python code can use as well.
 
 Nothing heavy is imported before a command runs: `fishleg --help` answers at once.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+import fishleg
 from fishleg.cli.flags import Sections, flags_given, recipe_options
 from fishleg.runs.errors import Interrupted, ToolError
 from fishleg.runs.recipe import SECTIONS, load_recipe, make_recipe
@@ -41,7 +42,7 @@ class _Group(click.Group):
             ctx.exit(ERROR)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        from fishleg.runs.errors import nearest
+        from fishleg.options.declaration import nearest
 
         if args and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"there is no command {args[0]!r}{nearest(args[0], self.commands)}")
@@ -59,7 +60,7 @@ def _message(error: Exception) -> str:
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--debug", is_flag=True, help="Show a traceback with errors.")
-@click.version_option(package_name="fishleg")
+@click.version_option(fishleg.__version__, prog_name="fishleg")
 def main(debug: bool) -> None:
     """Second-order pruning of PyTorch models: sparse, small, and still accurate.
 
@@ -77,7 +78,7 @@ def main(debug: bool) -> None:
 _PRUNE_HELP = """Prune MODEL and write a sparse checkpoint and a report.
 
 MODEL is net.py:make or package.module:make, a function without arguments that returns the model, or a
-built-in workload (workload:digits, workload:resnet20). Without labels in the data everything works but
+built-in workload (workload:digits). Without labels in the data everything works but
 --mode gradual (unless --distill) and accuracy (agreement with the dense model is measured instead).
 
 \b
@@ -122,7 +123,7 @@ def _make(model: str | None, recipe_file: str | None, options: dict[str, Any]) -
     if model is not None:
         given["model"] = model
     recipe = make_recipe(load_recipe(recipe_file) if recipe_file else {}, given)
-    if not recipe.model:
+    if not recipe.model.model:
         raise ToolError("MODEL is missing: name the function that returns it, e.g. net.py:make")
     return recipe
 
@@ -149,6 +150,13 @@ def resume(directory: Path, as_json: bool, quiet: bool) -> None:
     _execute(runs.resume(directory), as_json, quiet)
 
 
+def _show_method(run: Any) -> None:
+    from fishleg.cli.display import make_display
+
+    click.echo(f"-- {run.recipe.pruning.method}", err=True)
+    run.listen(make_display(run.evaluator.unit, run.evaluator.name))
+
+
 @main.command(cls=Sections)
 @click.argument("model", required=False)
 @click.option("--methods", default="magnitude,obert,mfac,fishleg", show_default=True, help="Comma-separated.")
@@ -169,23 +177,19 @@ def compare(model: str | None, methods: str, recipe_file: str | None, as_json: b
     from fishleg.runs.compare import compare_methods
 
     recipe = _make(model, recipe_file, options)
-    result = compare_methods(recipe, [m.strip() for m in methods.split(",") if m.strip()])
+    result = compare_methods(
+        recipe, [m.strip() for m in methods.split(",") if m.strip()], on_run=_show_method
+    )
     click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
 
 
 @main.command(cls=Sections)
 @click.argument("model", required=False)
 @recipe_options(
-    "model", "data", "method", without=("mode", "stages", "schedule", "measure_batches", "batchnorm_batches")
-)
-@click.option("--seed", metavar="N", help="Seed of everything random.")
-@click.option("--include", multiple=True, metavar="TEXT", help="As in fishleg prune.")
-@click.option("--exclude", multiple=True, metavar="TEXT", help="As in fishleg prune.")
-@click.option("--pattern", metavar="TEXT", help="As in fishleg prune.")
-@click.option(
-    "--sparsity", metavar="X", help="The sparsity to judge layers at. [default: 0.9, or the pattern's]"
-)
-@click.option("--device", metavar="TEXT", help="auto, cpu, cuda ...")
+    "model", "data", "pruning", "auxiliary",
+    without=("measure_batches", "batchnorm_batches", "cuts", "refine_steps"),
+    only=("sparsity", "seed", "device", "threads"),
+)  # fmt: skip
 @click.option(
     "--recipe", "recipe_file", metavar="FILE", help="A .toml, .yaml or .json file; flags win over it."
 )
@@ -237,9 +241,8 @@ def inspect(ctx: click.Context, path: Path, pattern: str | None, as_json: bool) 
 
 @main.command("eval", cls=Sections)
 @click.argument("model", required=False)
-@recipe_options("model", "data")
+@recipe_options("model", "data", only=("device", "threads"))
 @click.option("--run", "directory", type=click.Path(path_type=Path), help="Evaluate the model of this run.")
-@click.option("--device", metavar="TEXT", help="auto, cpu, cuda ...")
 @click.option(
     "--recipe", "recipe_file", metavar="FILE", help="A .toml, .yaml or .json file; flags win over it."
 )

@@ -1,12 +1,14 @@
-"""Options of a recipe as flags of a command: made from its fields, under headings, read back as values."""
+"""Options as flags of a command: made from their declarations, under headings, read back as values."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from fishleg.options.declaration import is_list, plain_types, rule_text
 from fishleg.runs.errors import ToolError
 from fishleg.runs.recipe import FIELDS, SECTIONS
 
@@ -14,19 +16,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TITLES = {
     "model": "Model",
     "data": "Data",
-    "target": "How sparse",
-    "method": "Method",
-    "tuning": "Fine-tuning (--mode gradual)",
+    "schedule": "How sparse, in which stages",
+    "pruning": "Pruning",
+    "auxiliary": "Learning of Q",
+    "fine_tuning": "Fine-tuning (--mode gradual)",
     "run": "Run",
 }
-# short names on the command line for options whose name in a recipe is longer
-_EXTRA_FLAGS = {"sparsity": ["-s"], "out": ["-o"], "schedule": []}
 
 
 class Sections(click.Command):
-    """Help with the options under headings."""
+    """A command whose help shows the options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section.
+
+        Args:
+            ctx: The context of the command.
+            formatter: Where the help is written to.
+        """
         groups: dict[str, list[tuple[str, str]]] = {section: [] for section in SECTIONS}
         rest: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
@@ -35,7 +42,7 @@ class Sections(click.Command):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 known = FIELDS.get(parameter.name or "")
-                (rest if known is None else groups[known.metadata["section"]]).append(record)
+                (rest if known is None else groups[known[0]]).append(record)
         for section, records in groups.items():
             if records:
                 with formatter.section(_TITLES[section]):
@@ -45,62 +52,108 @@ class Sections(click.Command):
                 formatter.write_dl(rest, col_max=26)
 
 
-def recipe_options(*sections: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """A flag for every option of a recipe in these sections; one that is not given stays unset."""
+def recipe_options(
+    *sections: str, without: tuple[str, ...] = (), only: tuple[str, ...] = ()
+) -> Callable[[F], F]:
+    """Add a flag for every option of these sections; one that is not given stays unset.
+
+    Args:
+        sections: Sections of a recipe.
+        without: Options that get no flag.
+        only: Options of other sections that get a flag, too.
+
+    Returns:
+        A decorator of a click command.
+    """
 
     def decorate(function: F) -> F:
-        for name, f in reversed(FIELDS.items()):
-            if f.metadata["section"] not in sections or name in ("model", *without):
-                continue
-            function = _flag(name, f)(function)
+        for name, (section, declared) in reversed(FIELDS.items()):
+            wanted = (section in sections and name not in without) or name in only
+            if wanted and name != "model":
+                function = _flag(name, declared)(function)
         return function
 
     return decorate
 
 
-def _flag(name: str, f: Any) -> Callable[[F], F]:
-    kind, dash = str(f.type), f"--{name.replace('_', '-')}"
-    text = f.metadata["help"]
-    if f.metadata["choices"]:
-        text += f" One of: {', '.join(f.metadata['choices'])}."
-    default = f.default
-    if default not in (None, "", False) and not str(default).startswith("<dataclasses"):
-        text += f" [default: {default}]"
-    if kind == "bool":
+def flag_name(name: str) -> str:
+    """Return the flag of an option.
+
+    Args:
+        name: The unique name of the option.
+
+    Returns:
+        For instance `--mask-search-rounds`.
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def help_text(declared: dataclasses.Field[Any]) -> str:
+    """Return the help of an option with its choices and default.
+
+    Args:
+        declared: The declaration.
+
+    Returns:
+        One paragraph.
+    """
+    text = str(declared.metadata["help"])
+    if choices := tuple(declared.metadata["choices"]):
+        text += f" One of: {', '.join(choices)}."
+    default = declared.default
+    if default not in (None, "", False, ()):
+        shown = ", ".join(map(str, default)) if isinstance(default, tuple) else default
+        text += f" [default: {shown}]"
+    return text
+
+
+def _flag(name: str, declared: dataclasses.Field[Any]) -> Callable[[F], F]:
+    dash, kinds = flag_name(name), plain_types(declared)
+    text = help_text(declared)
+    if kinds == ["bool"]:
         return click.option(f"{dash}/--no-{dash[2:]}", name, default=None, help=text)
-    many = kind.startswith("list")
-    metavar = {"int": "N", "float": "X"}.get(kind.split(" ")[0].removeprefix("list[").rstrip("]"), "TEXT")
-    if many and "float" in kind:
-        metavar, many = "X,X,...", False
-    return click.option(*_EXTRA_FLAGS.get(name, []), dash, name, metavar=metavar, multiple=many, help=text)
+    repeated = is_list(declared) and kinds == ["str"]
+    metavar = {"int": "N", "float": "X"}.get(kinds[0], "TEXT")
+    if is_list(declared) and not repeated:
+        metavar = "X,X,..."
+    flags = [*declared.metadata["flags"], dash]
+    return click.option(*flags, name, metavar=metavar, multiple=repeated, help=text)
 
 
 def flags_given(options: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were given, as values for a recipe."""
+    """Return the flags that were given, as values for a recipe.
+
+    Args:
+        options: What click has read, by option name.
+
+    Returns:
+        Values by unique option name.
+    """
     found: dict[str, Any] = {}
     for name, value in options.items():
         if value is None or value == () or name not in FIELDS:
             continue
-        kind = str(FIELDS[name].type)
+        declared = FIELDS[name][1]
+        kinds = plain_types(declared)
         if isinstance(value, tuple):
             found[name] = list(value)
-        elif kind.startswith("list"):
-            found[name] = [_number(name, part, "float") for part in value.split(",")]
-        elif isinstance(value, str) and "str" not in kind:
-            found[name] = _number(name, value, kind)
+        elif is_list(declared):
+            found[name] = [_number(name, part, declared) for part in value.split(",")]
+        elif isinstance(value, str) and "str" not in kinds and value.lower() != "none":
+            found[name] = _number(name, value, declared)
         else:
             found[name] = value
     return found
 
 
-def _number(name: str, text: str, kind: str) -> int | float:
+def _number(name: str, text: str, declared: dataclasses.Field[Any]) -> int | float:
+    whole = "float" not in plain_types(declared)
     try:
-        return int(text) if "int" in kind and "float" not in kind else float(text)
+        return int(text) if whole else float(text)
     except ValueError:
-        what = "a whole number" if "int" in kind and "float" not in kind else "a number"
-        rule = FIELDS[name].metadata["rule"]
-        told = f" {'in ' if rule[0] in '([' else ''}{rule}" if rule else ""
         hint = ""
         if name == "sparsity" and text.endswith("%") and text[:-1].replace(".", "", 1).isdigit():
             hint = f"; for {text[:-1]} % write {float(text[:-1]) / 100:g}"
-        raise ToolError(f"--{name.replace('_', '-')} must be {what}{told}, got {text!r}{hint}") from None
+        what = "a number" if declared.metadata["rule"][:1] in ("(", "[") else ""
+        told = f"{what} {rule_text(declared)}".strip()
+        raise ToolError(f"{flag_name(name)} must be {told}, got {text!r}{hint}") from None

@@ -1,12 +1,13 @@
-"""KFAC's statistics: second moments of a layer's inputs and of its output gradients, by hooks.
+"""Kronecker factors (KFAC): second moments of the inputs and output gradients of each layer.
 
-For a linear layer F ≈ E[ggᵀ] ⊗ E[aaᵀ] (Martens and Grosse); for a convolution a runs over the patches, and
-the input side is summed over positions (Grosse and Martens).
+For a linear layer F ≈ E[ggᵀ] ⊗ E[aaᵀ], with inputs a and output gradients g (Martens and Grosse, 2015). For
+a convolution a runs over the patches, and the input side is summed over positions (Grosse and Martens, 2016).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from fishleg.runtime.modes import eager_mode, evaluation_mode
 from fishleg.runtime.tensors import at_least_float32
 
 Factors = dict[str, tuple[Tensor, Tensor]]
+"""By layer name: the output side [n_out, n_out] and the input side [n_in (+1), n_in (+1)]."""
+
+_Calls = dict[str, list[tuple[Tensor, Tensor]]]  # by layer: the input and output of each call
 
 
 def kronecker_factors(
@@ -33,74 +37,66 @@ def kronecker_factors(
     forward: Forward = default_forward,
     generator: torch.Generator | None = None,
     batch_statistics: bool = False,
-    gone: Mapping[str, Tensor] | None = None,
+    removed_rows: Mapping[str, Tensor] | None = None,
 ) -> Factors:
-    """{layer: (output side E[ggᵀ], input side E[aaᵀ])} for Linear and Conv2d layers (true Fisher).
+    """Compute the output side E[ggᵀ] and the input side E[aaᵀ] of each layer, for the true Fisher matrix.
 
-    Rows of a weight that are `gone` have no part in the output side.
+    Linear layers and ungrouped Conv2d layers with zero padding are supported; all others are left out. A
+    batch whose positions are all ignored is skipped. Outputs that do not fit the likelihood, or are not
+    finite, raise a ValueError.
+
+    Args:
+        model: The model.
+        layers: The layers of the model, as `find_layers` returns them.
+        batches: Batches of any format, on the model's device.
+        likelihood: The likelihood.
+        forward: `forward(model, batch) -> outputs`.
+        generator: The random generator of the cotangents; None for the global one.
+        batch_statistics: Whether each BatchNorm in training mode normalises by the batch.
+        removed_rows: By weight, a boolean mask [n_out] of removed rows (`layers.removed_rows`). Their
+            gradients are set to zero on the output side.
+
+    Returns:
+        (output side, input side) by layer name. With a bias, the input side has a last row and column for it.
     """
-    named = {layer.name: layer for layer in layers if layer.is_matrix}
-    supported = _modules_of(model, named.values())
-    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}  # inputs and outputs of each, in this forward pass
-
-    def remember(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            # copies: what comes next may write into either of them, as ReLU(inplace=True) does
-            calls.setdefault(name, []).append((args[0].detach().clone(), output))
-            return output.clone()
-
-        return hook
-
-    handles = [
-        module.register_forward_hook(remember(name)) for name, found in supported.items() for module in found
-    ]
+    matrices = {layer.name: layer for layer in layers if layer.is_matrix}
+    modules = _supported_modules(model, matrices.values())
     totals: dict[str, list[Tensor]] = {}
     count = 0
-    try:
+    with _recorded_calls(modules) as calls:
         for batch in batches:
             by_batch = batch_statistics and can_use_batch_statistics(model, batch)
             with eager_mode(), evaluation_mode(model, batch_statistics=by_batch), torch.enable_grad():
                 calls.clear()
                 f = forward(model, batch)
                 try:
-                    valid, units = counted_units(likelihood, f, batch)
+                    gradients, units = _output_gradients(f, calls, likelihood, batch, generator)
                 except AllIgnoredError:
                     continue
-                count += 1
-                c = likelihood.cotangent(f, generator)
-                if valid is not None:  # ignored positions have no curvature
-                    c = c * valid
-                outputs = [output for found in calls.values() for _, output in found]
-                examples, tokens = len(f), units / len(f)
-                drawn = iter(torch.autograd.grad(f, outputs, c, allow_unused=True) if outputs else ())
-                for name, found in calls.items():
-                    pairs = [(a, g) for (a, _), g in zip(found, drawn, strict=False) if g is not None]
-                    if not pairs:
-                        continue
-                    module, layer = supported[name][0], named[name]
-                    dead = (gone or {}).get(layer.weight)
-                    rows = [_rows(module, a, g / tokens**0.5, dead) for a, g in pairs]
-                    sides = _sides(rows, layer.bias is not None, examples)
-                    old = totals.get(name)
-                    totals[name] = sides if old is None else [x + y for x, y in zip(old, sides, strict=True)]
-    finally:
-        for handle in handles:
-            handle.remove()
+            count += 1
+            for name, pairs in gradients.items():
+                removed = (removed_rows or {}).get(matrices[name].weight)
+                scale = (units / len(f)) ** 0.5
+                rows = [_as_rows(modules[name][0], a, g / scale, removed) for a, g in pairs]
+                sides = _second_moments(rows, matrices[name].bias is not None, len(f))
+                old = totals.get(name)
+                totals[name] = sides if old is None else [x + y for x, y in zip(old, sides, strict=True)]
     return {name: (sides[0] / count, sides[1] / count) for name, sides in totals.items()}
 
 
-def _modules_of(model: nn.Module, layers: Iterable[Layer]) -> dict[str, list[nn.Module]]:
-    """The modules that use each layer's weight, where all of them are of a kind with known statistics."""
+def _supported_modules(model: nn.Module, layers: Iterable[Layer]) -> dict[str, list[nn.Module]]:
+    """Return the modules that use each layer's weight, for layers whose modules are all supported."""
     found: dict[str, list[nn.Module]] = {}
     for layer in layers:
         weight = model.get_parameter(layer.weight)
         users = [m for m in model.modules() if any(p is weight for p in m.parameters(recurse=False))]
-        if users and all(map(_supported, users)):
+        if users and all(map(_is_supported, users)):
             found[layer.name] = users
     return found
 
 
-def _supported(module: nn.Module) -> bool:
+def _is_supported(module: nn.Module) -> bool:
+    """Return whether the statistics of a module are known."""
     if isinstance(module, nn.Linear):
         return True
     if not isinstance(module, nn.Conv2d) or module.groups != 1:
@@ -108,27 +104,71 @@ def _supported(module: nn.Module) -> bool:
     return module.padding_mode == "zeros"
 
 
-def _rows(module: nn.Module, a: Tensor, g: Tensor, dead: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of one call: inputs (of a convolution, patches) and output gradients, a row for each position."""
+@contextmanager
+def _recorded_calls(modules: Mapping[str, list[nn.Module]]) -> Iterator[_Calls]:
+    """Record the calls of modules by hooks.
+
+    Yields:
+        By layer name, the input and output of each call. It is filled while the model runs.
+    """
+    calls: _Calls = {}
+
+    def recorder(name: str) -> Callable[..., Tensor]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            # Copies are recorded: the next module may overwrite either tensor, as ReLU(inplace=True) does.
+            calls.setdefault(name, []).append((args[0].detach().clone(), output))
+            return output.clone()
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(recorder(name)) for name, users in modules.items() for module in users
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _output_gradients(
+    f: Tensor, calls: _Calls, likelihood: Likelihood, batch: Any, generator: torch.Generator | None
+) -> tuple[_Calls, int]:
+    """Return the inputs and sampled output gradients of each layer's calls, and the number of units."""
+    valid, units = counted_units(likelihood, f, batch)
+    c = likelihood.cotangent(f, generator)
+    if valid is not None:  # ignored positions have no curvature
+        c = c * valid
+    outputs = [output for found in calls.values() for _, output in found]
+    gradients = iter(torch.autograd.grad(f, outputs, c, allow_unused=True) if outputs else ())
+    pairs = {
+        name: [(a, g) for (a, _), g in zip(found, gradients, strict=False) if g is not None]
+        for name, found in calls.items()
+    }
+    return {name: found for name, found in pairs.items() if found}, units
+
+
+def _as_rows(module: nn.Module, a: Tensor, g: Tensor, removed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the inputs (or patches) and output gradients of a call, with one row for each position."""
     if isinstance(module, nn.Conv2d):
-        if isinstance(module.padding, str):  # "same" may want one more on the far sides; "valid" wants none
+        if isinstance(module.padding, str):  # "same" pads an odd total by one more at the end; "valid" by 0
             sizes = zip(reversed(module.kernel_size), reversed(module.dilation), strict=True)
             spans = [(k - 1) * d if module.padding == "same" else 0 for k, d in sizes]
             a = functional.pad(a, [side for span in spans for side in (span // 2, span - span // 2)])
         padding = module.padding if isinstance(module.padding, tuple) else (0, 0)
-        if a.dim() == 3:  # without a batch
+        if a.dim() == 3:  # no batch dimension
             a, g = a.unsqueeze(0), g.unsqueeze(0)
         a = functional.unfold(a, module.kernel_size, module.dilation, padding, module.stride).mT
         g = g.flatten(2).mT
-    if dead is not None:
-        g = g.index_fill(-1, dead.nonzero().squeeze(1), 0)
+    if removed is not None:
+        g = g.index_fill(-1, removed.nonzero().squeeze(1), 0)
     return at_least_float32(a.reshape(-1, a.shape[-1])), at_least_float32(g.reshape(-1, g.shape[-1]))
 
 
-def _sides(rows: list[tuple[Tensor, Tensor]], bias: bool, examples: int) -> list[Tensor]:
-    """[mean over positions of ggᵀ, sum over positions of aaᵀ], both averaged over the examples.
+def _second_moments(rows: list[tuple[Tensor, Tensor]], bias: bool, examples: int) -> list[Tensor]:
+    """Return [mean of ggᵀ over positions, Σ aaᵀ over positions / examples].
 
-    The calls of a module that is called several times are as many more positions.
+    If a module is called several times, the positions of all calls are used.
     """
     a, g = (torch.cat(parts) for parts in zip(*rows, strict=True))
     if bias:

@@ -1,4 +1,4 @@
-"""Which outputs of a batch count for F, and checks of what was computed from them."""
+"""Which outputs of a batch count for the Fisher matrix F, and checks that results are finite."""
 
 from __future__ import annotations
 
@@ -13,13 +13,26 @@ from fishleg.runtime.tensors import first_non_finite
 
 
 class AllIgnoredError(ValueError):
-    """A batch without a single position that counts: there is nothing to learn from it."""
+    """Every position of a batch is ignored, so that it contributes nothing to the Fisher matrix."""
 
 
 def counted_units(likelihood: Likelihood, f: Tensor, batch: Any) -> tuple[Tensor | None, int]:
-    """Check f; 0/1 over f's units (None: all count), and how many count.
+    """Check model outputs, and find the units that count.
 
-    The true Fisher needs no labels. Those of the batch tell which positions are ignored, where they fit f.
+    The true Fisher matrix needs no labels. The labels of the batch only mark the ignored positions.
+
+    Args:
+        likelihood: The likelihood.
+        f: Model outputs [..., outputs].
+        batch: The batch from which f was computed.
+
+    Returns:
+        A factor that is 1 for units that count and 0 for others, and broadcasts to f (None if all count);
+        and the number of units that count.
+
+    Raises:
+        ValueError: If f does not fit the likelihood, or is not finite.
+        AllIgnoredError: If no unit counts.
     """
     likelihood.check(f, None)
     if not likelihood.finite(f):
@@ -33,6 +46,14 @@ def counted_units(likelihood: Likelihood, f: Tensor, batch: Any) -> tuple[Tensor
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Check that curvature vectors hold no NaN and no infinity.
+
+    Args:
+        tensors: Tensors by parameter name.
+
+    Raises:
+        ValueError: If one of them is not finite.
+    """
     name = first_non_finite(tensors)
     if name is not None:
         raise ValueError(f"non-finite curvature for parameter {name!r}: NaN or Inf in the backward pass")

@@ -1,8 +1,9 @@
-"""The true Fisher matrix F of a model: vectors h with E[hhᵀ] = F, and products F·v.
+"""Samples of curvature: random vectors h with E[hhᵀ] = F, the Fisher matrix of a model.
 
-F = mean over units of Jᵀ Λ J, J = ∂f/∂w and Λ the Fisher matrix of p(y|f): labels come from the model,
-never from the data. Everything here runs in eval mode (on request with BatchNorm by the batch), so that F
-belongs to one fixed function, and no buffer of the model is touched.
+The true Fisher matrix is F = mean over units of Jᵀ Λ J, with J = ∂f/∂w and Λ the Fisher matrix of p(y|f)
+with respect to the outputs f. Labels are drawn from the model, not taken from the data. The model is in
+evaluation mode, optionally with BatchNorm by the batch, so that F belongs to one fixed function. No buffer
+of the model is changed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from fishleg.runtime.batches import (
     batch_size,
     check_parts,
     default_forward,
-    is_ambiguous,
+    has_ambiguous_size,
     map_tensors,
     slice_batch,
     targets_of,
 )
-from fishleg.runtime.models import call_with, trainable_parameters
+from fishleg.runtime.models import functional_forward, trainable_parameters
 from fishleg.runtime.modes import differentiable_attention, evaluation_mode
 from fishleg.runtime.tensors import Tensors
 
@@ -43,11 +44,30 @@ def sample_h(
     vectorize: bool = False,
     batch_statistics: bool = False,
 ) -> Tensors:
-    """Independent vectors h, one per group of the batch, each with E[hhᵀ] = F: {name: [groups, *shape]}.
+    """Draw independent vectors h = Jᵀc/√units with E[hhᵀ] = F, one for each group of examples.
 
-    h = Jᵀc/√units with a random cotangent c whose covariance is the output Fisher: one backward each.
-    `vectorize` computes all groups in one vmapped pass (small models, many groups); `batch_statistics`
-    normalises by the batch where a BatchNorm is in training mode, without touching its running statistics.
+    c is a random cotangent with covariance Λ, the Fisher matrix of p(y|f) with respect to f. Each h costs one
+    backward pass over its group.
+
+    Args:
+        model: The model.
+        batch: A batch of any format, on the model's device.
+        likelihood: The likelihood.
+        groups: The number of groups into which the batch is split.
+        names: The parameters to use; None for all trainable ones.
+        generator: The random generator of the cotangents; None for the global one.
+        forward: `forward(model, batch) -> outputs`.
+        vectorize: Whether to compute all groups in one pass with `torch.func.vmap`. This is faster for small
+            models with many groups.
+        batch_statistics: Whether each BatchNorm in training mode normalises by the batch. Running statistics
+            are not changed.
+
+    Returns:
+        Vectors h [groups, *shape] by parameter name.
+
+    Raises:
+        ValueError: If `groups` does not fit the batch, `vectorize` is not possible, the outputs do not fit
+            the likelihood, or the result is not finite.
     """
     parameters = trainable_parameters(model)
     if names is not None:
@@ -59,24 +79,24 @@ def sample_h(
         raise ValueError("vectorize and batch_statistics exclude each other")
     with evaluation_mode(model, batch_statistics=batch_statistics):
         if vectorize:
-            samples = _vectorized_h(model, batch, likelihood, parameters, groups, generator, forward)
+            samples = _sample_vectorized(model, batch, likelihood, parameters, groups, generator, forward)
         else:
             bounds = list(pairwise(size * i // groups for i in range(groups + 1)))
             drawn = [
-                _one_h(model, slice_batch(batch, a, b), likelihood, parameters, generator, forward)
+                _sample_one(model, slice_batch(batch, a, b), likelihood, parameters, generator, forward)
                 for a, b in bounds
             ]
-            parts, shapes = [h for h, _ in drawn], [shape for _, shape in drawn]
+            vectors, shapes = [h for h, _ in drawn], [shape for _, shape in drawn]
             rows = [shape[0] for shape in shapes]
-            if groups > 1 and is_ambiguous(batch) and rows != [b - a for a, b in bounds]:
+            if groups > 1 and has_ambiguous_size(batch) and rows != [b - a for a, b in bounds]:
                 with torch.no_grad():
                     check_parts(batch, forward(model, batch).shape, shapes)
-            samples = {name: torch.stack([part[name] for part in parts]) for name in parameters}
+            samples = {name: torch.stack([h[name] for h in vectors]) for name in parameters}
     check_finite(samples)
     return samples
 
 
-def _one_h(
+def _sample_one(
     model: nn.Module,
     batch: Any,
     likelihood: Likelihood,
@@ -84,7 +104,7 @@ def _one_h(
     generator: torch.Generator | None,
     forward: Forward,
 ) -> tuple[Tensors, torch.Size]:
-    """One h, and the shape of the outputs that it comes from."""
+    """Return one h of a batch, and the shape of the outputs."""
     with torch.enable_grad():
         f = forward(model, batch)
         valid, units = counted_units(likelihood, f, batch)
@@ -92,18 +112,18 @@ def _one_h(
         gradients = torch.autograd.grad(
             f, list(parameters.values()), grad_outputs=c / units**0.5, allow_unused=True
         )
-    h = {name: dense_gradient(p, g) for (name, p), g in zip(parameters.items(), gradients, strict=True)}
+    h = {name: _dense_gradient(p, g) for (name, p), g in zip(parameters.items(), gradients, strict=True)}
     return h, f.shape
 
 
-def dense_gradient(p: Tensor, g: Tensor | None) -> Tensor:
-    """A gradient that may be missing, or sparse as an embedding's can be."""
+def _dense_gradient(p: Tensor, g: Tensor | None) -> Tensor:
+    """Return a gradient as a dense tensor; it may be missing, or sparse (of an embedding)."""
     if g is None:
         return torch.zeros_like(p)
     return g.to_dense() if g.is_sparse else g
 
 
-def _vectorized_h(
+def _sample_vectorized(
     model: nn.Module,
     batch: Any,
     likelihood: Likelihood,
@@ -112,6 +132,11 @@ def _vectorized_h(
     generator: torch.Generator | None,
     forward: Forward,
 ) -> Tensors:
+    """Return all h of a batch, [groups, *shape] by parameter name, computed with `torch.func.vmap`.
+
+    Raises:
+        ValueError: If the batch cannot be split into equal groups, or has ignored positions.
+    """
     size = batch_size(batch)
     if size % groups:
         raise ValueError(f"vectorize needs a batch size divisible by groups, got {size} and {groups}")
@@ -121,32 +146,38 @@ def _vectorized_h(
         c = likelihood.cotangent(f, generator)
     if valid is not None:
         raise ValueError("vectorize does not support ignored positions; use vectorize=False")
-    per_group = units / groups
+    units_per_group = units / groups
 
-    def fold(t: Tensor) -> Tensor:
-        return (
-            t.unflatten(0, (groups, size // groups))
-            if t.dim() and len(t) == size
-            else t.expand(groups, *t.shape)
-        )
+    def grouped(t: Tensor) -> Tensor:
+        if t.dim() and len(t) == size:
+            folded: Tensor = t.unflatten(0, (groups, size // groups))
+            return folded
+        return t.expand(groups, *t.shape)
 
     frozen = {name: p.detach() for name, p in model.named_parameters() if name not in parameters}
     buffers = dict(model.named_buffers())
 
     def projected(values: Tensors, part: Any, cotangent: Tensor) -> Tensor:
-        outputs = call_with(model, {**frozen, **buffers, **values}, forward, part)
-        projection: Tensor = (outputs * cotangent).sum() / per_group**0.5
+        outputs = functional_forward(model, {**frozen, **buffers, **values}, forward, part)
+        projection: Tensor = (outputs * cotangent).sum() / units_per_group**0.5
         return projection
 
     values = {name: p.detach() for name, p in parameters.items()}
     per_group_gradient = torch.func.vmap(torch.func.grad(projected), in_dims=(None, 0, 0))
     with differentiable_attention():
-        gradients: Tensors = per_group_gradient(values, map_tensors(batch, fold), fold(c))
+        gradients: Tensors = per_group_gradient(values, map_tensors(batch, grouped), grouped(c))
     return gradients
 
 
 def mean_diagonal(samples: Mapping[str, Tensor]) -> float:
-    """The mean of diag(F) over all parameters, estimated from vectors h."""
+    """Estimate the mean of diag(F) over all parameters.
+
+    Args:
+        samples: The result of `sample_h`: by parameter name, vectors h [groups, *shape].
+
+    Returns:
+        The mean of h² over groups and parameters.
+    """
     total = sum(float(h.double().square().sum()) / len(h) for h in samples.values())
     return total / sum(h[0].numel() for h in samples.values())
 
@@ -154,7 +185,24 @@ def mean_diagonal(samples: Mapping[str, Tensor]) -> float:
 def empirical_h(
     model: nn.Module, batch: Any, likelihood: Likelihood, forward: Forward, batch_statistics: bool
 ) -> dict[str, Tensor]:
-    """√units · ∇ mean nll at the data's labels: the empirical Fisher of the published baselines."""
+    """Compute h = √units · ∇ mean nll at the labels of the data, with E[hhᵀ] = the empirical Fisher matrix.
+
+    The published baselines (WoodFisher, oBERT, M-FAC) use the empirical Fisher matrix.
+
+    Args:
+        model: The model.
+        batch: A batch with targets, on the model's device.
+        likelihood: The likelihood.
+        forward: `forward(model, batch) -> outputs`.
+        batch_statistics: Whether each BatchNorm in training mode normalises by the batch.
+
+    Returns:
+        One vector h [1, *shape] by parameter name.
+
+    Raises:
+        ValueError: If the batch has no targets, or they do not fit the outputs.
+        AllIgnoredError: If every position is ignored.
+    """
     targets = targets_of(batch)
     if targets is None:
         raise ValueError("the empirical Fisher needs labels: the loader must yield (inputs, targets)")
@@ -169,6 +217,6 @@ def empirical_h(
         loss = likelihood.nll(f, targets) * units**0.5
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return {
-        name: dense_gradient(p, g).unsqueeze(0)
+        name: _dense_gradient(p, g).unsqueeze(0)
         for (name, p), g in zip(parameters.items(), gradients, strict=True)
     }

@@ -1,8 +1,8 @@
 """Checkpoints: any nested state as one safetensors file, written atomically, with a checksum.
 
-Tensors are the file's tensors; everything else is JSON in its header. Nothing is unpickled on loading, so a
-file from elsewhere can hold wrong numbers but no code. A file that is truncated or was changed is detected,
-and the one before it is used, loudly.
+Tensors are stored as the tensors of the file, and everything else as JSON in its header. Nothing is
+unpickled on loading, so a file from an unknown source cannot execute code. A truncated or modified file is
+detected by its checksum; the checkpoint before it is used then, with a warning.
 """
 
 from __future__ import annotations
@@ -23,21 +23,31 @@ from torch import Tensor
 from fishleg.runtime.tensors import tensor_bytes
 
 logger = logging.getLogger(__name__)
-FORMAT = "fishleg-1"
+_FORMAT = "fishleg-1"  # the version of the file format
 SUFFIX = ".ckpt"
+"""The suffix of checkpoint files."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written, or cannot be trusted."""
+    """A checkpoint cannot be written, cannot be read, or is damaged."""
 
 
 def save(path: Path, state: Any) -> None:
-    """Write a nested state (mappings, lists, tuples, tensors, numbers, strings, None) or nothing at all."""
+    """Write a nested state to a file; an existing file is replaced only if this succeeds.
+
+    Args:
+        path: The file.
+        state: Dictionaries, lists, tuples, tensors, numbers, strings and None, nested in any way. An object
+            of another type raises a TypeError.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
+    """
     from safetensors.torch import save as to_bytes
 
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_encode(state, tensors))
-    metadata = {"format": FORMAT, "structure": structure, "sha256": _checksum(tensors, structure)}
+    metadata = {"format": _FORMAT, "structure": structure, "sha256": _checksum(tensors, structure)}
     try:
         write_atomically(path, to_bytes(tensors or {"": torch.zeros(0)}, metadata))
     except OSError as error:
@@ -45,7 +55,17 @@ def save(path: Path, state: Any) -> None:
 
 
 def load(path: Path) -> Any:
-    """Read back what `save` wrote; CheckpointError where the file is not exactly that."""
+    """Read a state that was written by `save`.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The state; its tensors are on the CPU.
+
+    Raises:
+        CheckpointError: If the file does not exist, is not a checkpoint, or is damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -56,7 +76,7 @@ def load(path: Path) -> Any:
         raise CheckpointError(f"there is no checkpoint {path}") from error
     except (SafetensorError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a fishleg checkpoint (format {metadata.get('format')!r})")
     if _checksum(tensors, metadata.get("structure", "")) != metadata.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
@@ -64,7 +84,15 @@ def load(path: Path) -> Any:
 
 
 class Store:
-    """The checkpoints of one run: numbered files in a directory, the last few are kept."""
+    """The checkpoints of one run: numbered files in a directory, of which the newest are kept.
+
+    Args:
+        directory: The directory; it is created when the first checkpoint is saved.
+        keep: How many checkpoints are kept.
+
+    Raises:
+        ValueError: If `keep` is less than 1.
+    """
 
     def __init__(self, directory: Path, keep: int = 3) -> None:
         if keep < 1:
@@ -72,11 +100,26 @@ class Store:
         self.directory, self.keep = directory, keep
 
     def paths(self) -> list[Path]:
-        """Oldest first."""
+        """Return the files of all checkpoints, oldest first.
+
+        Returns:
+            Their paths.
+        """
         return sorted(self.directory.glob(f"[0-9]*{SUFFIX}"))
 
     def save(self, state: Any, *, protect: Path | None = None) -> Path:
-        """Write the next one, then let go of those beyond `keep` (never of `protect`)."""
+        """Write the next checkpoint, then delete old ones and incomplete files.
+
+        Args:
+            state: The state, as for `save`.
+            protect: A checkpoint that is not deleted.
+
+        Returns:
+            The path of the new checkpoint.
+
+        Raises:
+            CheckpointError: If the file cannot be written.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         paths = self.paths()
         number = int(paths[-1].stem) + 1 if paths else 0
@@ -84,7 +127,7 @@ class Store:
         try:
             save(path, state)
         except CheckpointError as error:
-            last = f"; the last good one is {paths[-1]}" if paths else ""
+            last = f"; the last complete checkpoint is {paths[-1]}" if paths else ""
             raise CheckpointError(f"{error}{last}") from error
         for old in self.paths()[: -self.keep]:
             if old != protect:
@@ -94,20 +137,34 @@ class Store:
         return path
 
     def latest(self) -> tuple[Path, Any] | None:
-        """The newest checkpoint that is whole; None where there is no file at all."""
+        """Read the newest checkpoint that is not damaged. A damaged one is skipped with a warning.
+
+        Returns:
+            The path and the state; None if there is no checkpoint.
+
+        Raises:
+            CheckpointError: If there are checkpoints, but all are damaged.
+        """
         paths = self.paths()
         for path in reversed(paths):
             try:
                 return path, load(path)
             except CheckpointError as error:
-                logger.warning("%s. Going back to the one before it", error)
+                logger.warning("%s. The checkpoint before it is used", error)
         if paths:
             raise CheckpointError(f"none of the {len(paths)} checkpoints in {self.directory} can be read")
         return None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or nothing: a temporary file, forced to disk, renamed over the old one."""
+    """Write a file completely or not at all.
+
+    The data are written to a temporary file, forced to disk, and renamed over the old file.
+
+    Args:
+        path: The file.
+        data: Its content.
+    """
     temporary = path.with_name(f"{path.name}.partial")
     try:
         with open(temporary, "wb") as file:
@@ -119,7 +176,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    with contextlib.suppress(OSError):  # the rename itself; not every file system can do this
+    with contextlib.suppress(OSError):  # force the rename to disk; not every file system supports this
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -128,49 +185,63 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all; a list of plain values takes one line."""
+    """Write a JSON file completely or not at all, with lists of plain values on one line.
+
+    Args:
+        path: The file.
+        value: A value that JSON can represent.
+    """
     text = json.dumps(value, indent=1)
-    # no string holds a raw line break, so only the layout is touched
+    # JSON strings hold no raw line break, so this changes only the layout.
     text = re.sub(r"\[\n[^\[\]{}]*\n *\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
     write_atomically(path, f"{text}\n".encode())
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The JSON form; tensors are put aside under a number."""
-    again: Callable[[Any], Any] = lambda item: _encode(item, tensors)  # noqa: E731
+    """Return the JSON form of a value; tensors are moved to `tensors` and replaced by their numbers.
+
+    Raises:
+        TypeError: If the value cannot be stored.
+    """
+    encode: Callable[[Any], Any] = lambda item: _encode(item, tensors)  # noqa: E731
     if isinstance(value, Tensor):
         key = str(len(tensors))
         tensors[key] = value.detach().cpu().contiguous().clone()
         return {"$tensor": key}
     if isinstance(value, dict):
-        return {"$dict": [[again(key), again(item)] for key, item in value.items()]}
+        return {"$dict": [[encode(key), encode(item)] for key, item in value.items()]}
     if isinstance(value, tuple):
-        return {"$tuple": [again(item) for item in value]}
+        return {"$tuple": [encode(item) for item in value]}
     if isinstance(value, list):
-        return [again(item) for item in value]
+        return [encode(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"cannot save a {type(value).__name__}: only tensors, numbers, strings, containers")
+    raise TypeError(
+        f"cannot save a {type(value).__name__}: a checkpoint may hold tensors, numbers, strings, None, and "
+        "dicts, lists and tuples of them"
+    )
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    again: Callable[[Any], Any] = lambda item: _decode(item, tensors)  # noqa: E731
+    """Return the value of its JSON form; the inverse of `_encode`."""
+    decode: Callable[[Any], Any] = lambda item: _decode(item, tensors)  # noqa: E731
     if isinstance(value, list):
-        return [again(item) for item in value]
+        return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "$tensor":
         return tensors[content]
     if kind == "$tuple":
-        return tuple(again(item) for item in content)
-    return {again(key): again(item) for key, item in content}
+        return tuple(decode(item) for item in content)
+    return {decode(key): decode(item) for key, item in content}
 
 
 def _checksum(tensors: dict[str, Tensor], structure: str) -> str:
-    found = hashlib.sha256(structure.encode())
+    """Return the SHA-256 of the structure and of all tensors."""
+    sha256 = hashlib.sha256(structure.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor_bytes(tensor))
-    return found.hexdigest()
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha256.update(tensor_bytes(tensor))
+    return sha256.hexdigest()

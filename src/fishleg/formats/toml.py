@@ -1,4 +1,4 @@
-"""TOML for every supported Python, without waiting for torch."""
+"""Reading TOML with every supported version of Python. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import Any
 
 
 def read_toml(text: str) -> dict[str, Any]:
-    """What the text says; a ValueError tells what is wrong with it."""
+    """Parse a TOML document. Invalid syntax raises a ValueError.
+
+    Args:
+        text: The document.
+
+    Returns:
+        Its values.
+
+    Example:
+        >>> read_toml('pattern = "rows"')
+        {'pattern': 'rows'}
+    """
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -1,8 +1,13 @@
-"""TODO."""
+"""The structures of Q: a registry of names, each with a function that builds the operator of one layer.
+
+A new structure is one class (an `Operator`) and one call of `register_structure`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -19,87 +24,181 @@ from fishleg.inverse.operators import (
     Operator,
     SplitFactor,
 )
+from fishleg.options.names import STRUCTURES
 
-STRUCTURES = (
-    "identity",
-    "diagonal",
-    "block",
-    "full",
-    "triangular",
-    "kronecker",
-    "scaled-kronecker",
-    "ekfac",
-    "eigen-kronecker",
-)
-DEFAULT_STRUCTURE = "eigen-kronecker"
+__all__ = [
+    "DEFAULT_STRUCTURE",
+    "STRUCTURES",
+    "Structure",
+    "StructureBuild",
+    "StructureLimits",
+    "build_operator",
+    "register_structure",
+    "structure_name",
+    "unregister_structure",
+]
+
+
+@dataclass(frozen=True)
+class StructureLimits:
+    """The sizes that the operators of a model must respect.
+
+    Attributes:
+        block_size: The size of the blocks of a block-diagonal Q.
+        max_factor_dim: The largest dimension of a full factor.
+        split_conv: Whether every convolution's input side is split into channel ⊗ kernel.
+    """
+
+    block_size: int = 50
+    max_factor_dim: int = 2048
+    split_conv: bool = False
+
+
+StructureBuild = Callable[[Layer, StructureLimits], Operator]
 Structure = str | Callable[[Layer], Operator]
 
+DEFAULT_STRUCTURE = "eigen-kronecker"
+_BUILDS: dict[str, tuple[StructureBuild, StructureBuild]] = {}  # by name: for matrices, for vectors
 
-class StructureBuilder:
-    """Chooses the operator of each layer from a structure's name and the size limits."""
 
-    def __init__(self, structure: Structure, block_size: int, max_factor_dim: int, split_conv: bool) -> None:
-        self.structure, self.block_size = structure, block_size
-        self.max_factor_dim, self.split_conv = max_factor_dim, split_conv
-        self.notes: dict[str, str] = {}
+def register_structure(name: str, build: StructureBuild, *, vectors: StructureBuild | None = None) -> None:
+    """Register a structure of Q under a name.
 
-    def build(self, layer: Layer) -> Operator:
-        structure, shape = self.structure, layer.shape
-        n = torch.Size(shape).numel()
-        if callable(structure):
-            operator = structure(layer)
-            if operator.shape != shape:
-                raise ValueError(
-                    f"layer {layer.name!r} needs an operator of shape {shape}, got {operator.shape}"
-                )
-            return operator
-        if structure == "identity":
-            return Identity(shape)
-        if structure == "diagonal" or not layer.is_matrix:
-            return Diagonal(shape)
-        if structure == "block":
-            return Gram(shape, BlockFactor(n, self.block_size))
-        if structure in ("full", "triangular"):
-            if n <= self.max_factor_dim:
-                return Gram(shape, FullFactor(n, triangular=structure == "triangular"))
-            block = min(self.block_size, self.max_factor_dim)
-            self._note(layer, f"n = {n} > max_factor_dim = {self.max_factor_dim}: blocks of {block}")
-            return Gram(shape, BlockFactor(n, block))
-        return Kronecker(
-            self._side(layer, shape[0], "output"),
-            self._side(layer, shape[1], "input"),
-            outer=structure in ("scaled-kronecker", "eigen-kronecker"),
-            inner=structure in ("ekfac", "eigen-kronecker"),
+    Args:
+        name: The name of the structure, as the option `structure` takes it.
+        build: Builds the operator of a layer with a weight matrix, from the layer and the size limits. The
+            operator's shape must be `layer.shape`.
+        vectors: Builds the operator of the layer that holds all parameters without matrix structure.
+            None: a diagonal operator.
+
+    Raises:
+        ValueError: The name is empty or already registered.
+    """
+    if name in _BUILDS:
+        raise ValueError(f"structure {name!r} is already registered")
+    if name not in STRUCTURES:  # the options list the built-in names, which need no torch
+        STRUCTURES.add(name)
+    _BUILDS[name] = build, vectors or _diagonal
+
+
+def unregister_structure(name: str) -> None:
+    """Remove a structure that `register_structure` added.
+
+    Args:
+        name: The name of the structure.
+    """
+    del _BUILDS[name]
+    STRUCTURES.remove(name)
+
+
+def build_operator(structure: Structure, layer: Layer, limits: StructureLimits) -> Operator:
+    """Build the operator of one layer.
+
+    Args:
+        structure: A registered name, or a function from a layer to its operator.
+        layer: The layer.
+        limits: The size limits. A function as `structure` does not see them.
+
+    Returns:
+        An operator on tensors of `layer.shape`.
+
+    Raises:
+        ValueError: The operator does not have the shape of the layer.
+    """
+    if callable(structure):
+        operator = structure(layer)
+    else:
+        for_matrices, for_vectors = _BUILDS[structure]
+        operator = (for_matrices if layer.is_matrix else for_vectors)(layer, limits)
+    if operator.shape != layer.shape:
+        raise ValueError(
+            f"layer {layer.name!r} needs an operator of shape {layer.shape}, got {operator.shape}"
         )
-
-    def _side(self, layer: Layer, dim: int, side: str) -> Factor:
-        limit = self.max_factor_dim
-        is_conv_input = side == "input" and layer.kernel > 1
-        fits = max(layer.channels, layer.kernel) <= limit
-        if is_conv_input and (self.split_conv or dim > limit) and fits:
-            if not self.split_conv:
-                self._note(
-                    layer, f"{side} side {dim} > max_factor_dim = {limit}: split into channel ⊗ kernel"
-                )
-            return SplitFactor(layer.channels, layer.kernel, bias=layer.bias is not None)
-        if dim <= limit:
-            return FullFactor(dim)
-        if dim <= 8 * limit:
-            self._note(layer, f"{side} side {dim} > max_factor_dim = {limit}: blocks of {limit}")
-            return BlockFactor(dim, limit)
-        self._note(layer, f"{side} side {dim} > 8 × max_factor_dim = {8 * limit}: diagonal")
-        return DiagonalFactor(dim)
-
-    def _note(self, layer: Layer, text: str) -> None:
-        self.notes[layer.name] = "; ".join(filter(None, [self.notes.get(layer.name), text]))
+    return operator
 
 
 def structure_name(operator: Operator) -> str:
+    """Describe the structure of an operator in a few characters, such as `D(Full⊗Full)E²`.
+
+    Args:
+        operator: The operator.
+
+    Returns:
+        The description.
+    """
     if isinstance(operator, Kronecker):
-        sides = f"{type(operator.L).__name__[:-6]}⊗{type(operator.R).__name__[:-6]}"
+        sides = f"{_factor_name(operator.L)}⊗{_factor_name(operator.R)}"
         outer = "D" if operator.log_d is not None else ""
         inner = "E²" if operator.log_e is not None else ""
         return f"{outer}({sides}){inner}"
     if isinstance(operator, Gram):
-        return f"{type(operator.factor).__name__[:-6]} LLᵀ"
+        return f"{_factor_name(operator.factor)} LLᵀ"
     return type(operator).__name__
+
+
+def _factor_name(factor: Factor) -> str:
+    return type(factor).__name__.removesuffix("Factor")
+
+
+def _identity(layer: Layer, limits: StructureLimits) -> Operator:
+    return Identity(layer.shape)
+
+
+def _diagonal(layer: Layer, limits: StructureLimits) -> Operator:
+    return Diagonal(layer.shape)
+
+
+def _block(layer: Layer, limits: StructureLimits) -> Operator:
+    return Gram(layer.shape, BlockFactor(_size(layer), limits.block_size))
+
+
+def _full(layer: Layer, limits: StructureLimits, *, triangular: bool = False) -> Operator:
+    n, limit = _size(layer), limits.max_factor_dim
+    if n <= limit:
+        return Gram(layer.shape, FullFactor(n, triangular=triangular))
+    block = min(limits.block_size, limit)
+    operator = Gram(layer.shape, BlockFactor(n, block))
+    operator.note = f"n = {n} > max_factor_dim = {limit}: blocks of {block}"
+    return operator
+
+
+def _kronecker(
+    layer: Layer, limits: StructureLimits, *, outer: bool = False, inner: bool = False
+) -> Operator:
+    n_out, n_in = layer.shape
+    L, note_out = _side(layer, n_out, "output", limits)
+    R, note_in = _side(layer, n_in, "input", limits)
+    operator = Kronecker(L, R, outer=outer, inner=inner)
+    operator.note = "; ".join(filter(None, [note_out, note_in]))
+    return operator
+
+
+def _side(layer: Layer, dim: int, side: str, limits: StructureLimits) -> tuple[Factor, str]:
+    """Return the richest factor within the limits for one side, and a note if it is not a full one."""
+    limit = limits.max_factor_dim
+    is_conv_input = side == "input" and layer.kernel > 1
+    parts_fit = max(layer.channels, layer.kernel) <= limit
+    if is_conv_input and (limits.split_conv or dim > limit) and parts_fit:
+        note = f"{side} side {dim} > max_factor_dim = {limit}: split into channel ⊗ kernel"
+        factor = SplitFactor(layer.channels, layer.kernel, bias=layer.bias is not None)
+        return factor, "" if limits.split_conv else note
+    if dim <= limit:
+        return FullFactor(dim), ""
+    if dim <= 8 * limit:
+        return BlockFactor(dim, limit), f"{side} side {dim} > max_factor_dim = {limit}: blocks of {limit}"
+    return DiagonalFactor(dim), f"{side} side {dim} > 8 × max_factor_dim = {8 * limit}: diagonal"
+
+
+def _size(layer: Layer) -> int:
+    return torch.Size(layer.shape).numel()
+
+
+register_structure("identity", _identity, vectors=_identity)
+register_structure("diagonal", _diagonal)
+register_structure("block", _block)
+register_structure("full", _full)
+register_structure("triangular", partial(_full, triangular=True))
+register_structure("kronecker", _kronecker)
+register_structure("scaled-kronecker", partial(_kronecker, outer=True))
+register_structure("ekfac", partial(_kronecker, inner=True))
+register_structure("eigen-kronecker", partial(_kronecker, outer=True, inner=True))

@@ -1,7 +1,6 @@
-"""FishLeg: train with Q, w ← w − η Q g, while Q itself keeps learning.
+"""FishLeg: the optimizer w ← w − η Q g, whose Q keeps learning during training.
 
-Paper: Algorithm 1, the fine-tuning line and the auxiliary step after it. The optimizer remembers the
-inputs of the model's last training call, so an ordinary loop needs no change beyond its constructor.
+Paper: algorithm (alg:gradualprune), the fine-tuning step and the auxiliary step after it.
 """
 
 from __future__ import annotations
@@ -20,18 +19,24 @@ from torch.optim import Optimizer
 from fishleg.curvature.likelihoods import Likelihood
 from fishleg.inverse.auxiliary import Auxiliary, AuxiliaryStats
 from fishleg.inverse.inverse_fisher import InverseFisher
-from fishleg.inverse.options import AuxiliaryOptions
+from fishleg.optim.gradients import collect_gradients, complete_layers
 from fishleg.optim.recorder import CallRecorder, replay_call
+from fishleg.optim.trust_region import largest_reach, record_learning_rates_, shortening
+from fishleg.options import AuxiliaryOptions
 from fishleg.runtime.batches import Forward
 
-# A gradient this large might overflow in Q g; then the auxiliary step before it can be undone.
+# With a larger gradient Q g may overflow. The auxiliary step before it is then made reversible.
 _HUGE = 1e8
-# What suits a moving model: few examples a step, a quick warm start, BatchNorm as the training step sees it.
+# The default options of an auxiliary learning whose model is being trained: few examples per step, a short
+# warm start, and BatchNorm as in the training step.
 ONLINE = AuxiliaryOptions(sub_batch=12, warm_start=20, refine_every=4, eta_floor=0.05, batch_statistics=True)
 
 
 class FishLeg(Optimizer):
-    """Natural gradient with a learned inverse Fisher, as a torch optimizer.
+    """Natural gradient descent with a learned inverse Fisher matrix, as a torch optimizer.
+
+    The optimizer records the inputs of the model's last training call. The auxiliary steps learn from them,
+    so an ordinary training loop works without changes.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> optimizer = FishLeg(model, "categorical", lr=0.05)
@@ -39,6 +44,46 @@ class FishLeg(Optimizer):
     >>> loss = nn.functional.cross_entropy(model(x), y)
     >>> loss.backward()
     >>> optimizer.step()
+
+    Args:
+        model: The model.
+        likelihood: The likelihood of the model's outputs, or its name.
+        lr: The learning rate η. With a trust region it hardly needs tuning.
+        momentum: The momentum β in [0, 1), applied to Q g.
+        weight_decay: The decoupled weight decay, ≥ 0.
+        params: Parameter groups as in any torch optimizer. None: all trainable parameters in one group.
+        inverse: A Q to continue with, for instance one that pruned the model. None: a new one.
+        gamma: The damping γ of Q. None: γ = relative_damping × mean diag(F), measured on the first batch.
+        relative_damping: See `gamma`.
+        update_every: k > 0 takes one auxiliary step in every k-th step. k < 0 takes |k| of them in every
+            step.
+        warmup: During this many first steps there is one auxiliary step in every step. The learning rate
+            rises linearly during the first quarter of them.
+        initial_lr: The learning rate of SGD that the first steps are equivalent to: Q starts as αI with
+            α = initial_lr/lr. It is not used if `inverse` is given. Paper: section (subsec:qinit).
+        max_kl: The trust region: a step is shortened if its predicted KL divergence exceeds this value. None
+            switches the trust region off.
+        step_damping: The damping of the steps, in multiples of γ, ≥ 1. Use more than 1 for a Q that was
+            learned with little damping, for instance for pruning. It is cheap for diagonal structures and
+            those with E².
+        clip_gradients: Called with the parameters before each step, for instance
+            `lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0)`.
+        auxiliary: The options of the auxiliary learning, or an existing auxiliary learning to continue with.
+            The latter brings its own Q, γ and `forward`; pass the inputs to `step(batch=...)` then.
+        forward: Computes the outputs of the model for a batch that is passed to `step(batch=...)`. None: the
+            recorded call is repeated.
+        generator: The source of random numbers of the auxiliary learning.
+
+    Attributes:
+        inverse: Q.
+        auxiliary: The auxiliary learning.
+        steps: The number of steps taken.
+        masks: The masks by parameter name that `set_masks` was given.
+        last_auxiliary: The result of the last auxiliary step; None before the first.
+        last_trust: The factor by which the trust region multiplied the last step.
+
+    Raises:
+        ValueError: An argument is out of its range, or the model has no trainable parameters.
     """
 
     def __init__(
@@ -63,29 +108,13 @@ class FishLeg(Optimizer):
         forward: Forward | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Options beyond the usual ones.
-
-        params: parameter groups as in any torch optimizer (default: all trainable parameters, one group).
-        update_every: auxiliary steps, one every k weight steps; −k means k of them at every step.
-        warmup: for the first steps Q learns at every step, whatever update_every is.
-        initial_lr: the learning rate of SGD that the first steps amount to, while Q is still αI with
-            α = initial_lr/lr (the paper's initialisation for training); ignored where `inverse` is given.
-        max_kl: trust region; a step is shortened where its predicted KL would exceed this (see `_trust`).
-            It, rather than lr, sets the pace, so that lr hardly needs tuning.
-        step_damping: the damping of the steps, in multiples of γ, for a Q that was learned with less damping
-            than steps can bear (one that prunes too); cheap for structures with E² and diagonal ones.
-        clip_gradients: called with the parameters before each step, for instance
-            lambda p: torch.nn.utils.clip_grad_norm_(p, 1.0).
-        inverse: a Q to continue with, for instance one that has just scored and pruned.
-        auxiliary: options of Q's learning, or the learning itself to go on with (its Q, γ and forward; then
-            pass the inputs to step(batch=...)).
-        """
         _require("lr", lr, 0 <= lr < math.inf, ">= 0 and finite")
         _require("momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
         _require("weight_decay", weight_decay, weight_decay >= 0, ">= 0")
         _require(
-            "update_every", update_every, update_every != 0, "not 0 (k > 0: every k steps; k < 0: |k| a step)"
-        )
+            "update_every", update_every, update_every != 0,
+            "> 0 (an auxiliary step in every k-th step) or < 0 (|k| of them in every step)",
+        )  # fmt: skip
         _require("initial_lr", initial_lr, 0 < initial_lr < math.inf, "> 0 and finite")
         _require("warmup", warmup, warmup >= 0, ">= 0")
         _require("step_damping", step_damping, 1 <= step_damping < math.inf, ">= 1 and finite")
@@ -98,7 +127,7 @@ class FishLeg(Optimizer):
         super().__init__(trainable if params is None else params, defaults)
         if isinstance(auxiliary, Auxiliary):
             if inverse is not None or gamma is not None or forward is not None:
-                raise ValueError("an Auxiliary brings its own inverse, gamma and forward; pass none of them")
+                raise ValueError("an Auxiliary has its own inverse, gamma and forward; pass none of them")
             inverse, forward = auxiliary.inverse, auxiliary.forward
         elif inverse is None:
             inverse = InverseFisher.from_model(model, "ekfac", scale=initial_lr / lr if lr else 1.0)
@@ -127,10 +156,17 @@ class FishLeg(Optimizer):
         self._recorder = CallRecorder()
         if forward is None:
             hook = model.register_forward_pre_hook(self._recorder, with_kwargs=True)
-            weakref.finalize(self, hook.remove).atexit = False  # a model may see many optimizers come and go
+            weakref.finalize(self, hook.remove).atexit = False  # several optimizers may use one model in turn
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of the model's parameters, as in any torch optimizer."""
+        """Add a group of the model's parameters, as in any torch optimizer.
+
+        Args:
+            param_group: The parameters under `params`, and options of the group.
+
+        Raises:
+            ValueError: A parameter does not belong to the model.
+        """
         super().add_param_group(param_group)
         for p in self.param_groups[-1]["params"]:
             if id(p) not in self._names:
@@ -138,15 +174,18 @@ class FishLeg(Optimizer):
                 raise ValueError(f"a parameter of shape {tuple(p.shape)} does not belong to the model")
 
     def set_masks(self, masks: Mapping[str, Tensor], *, restrict: bool = True) -> None:
-        """Keep weights exactly zero where a mask (boolean, by parameter name, True = kept) is False.
+        """Keep weights exactly zero where a mask is False.
 
-        `restrict` makes Q learn (F_MM+γI)⁻¹, what is right for the kept weights alone.
+        Args:
+            masks: Masks by parameter name, boolean, True = kept, [*parameter.shape].
+            restrict: Whether Q is restricted too. It then learns (F_MM+γI)⁻¹, the inverse for the kept
+                weights alone.
         """
         if restrict:
             self.inverse.restrict(masks)
         self.masks = {name: mask.clone() for name, mask in masks.items()}
         self.auxiliary.ignore_removed_rows(self.masks)
-        for _, p, name in self._parameters():
+        for name, p in self._named_parameters():
             if name in self.masks:
                 with torch.no_grad():
                     p.mul_(self.masks[name])
@@ -154,11 +193,22 @@ class FishLeg(Optimizer):
                         self.state[p]["momentum"].mul_(self.masks[name])
 
     def step(self, closure: Callable[[], Any] | None = None, *, batch: Any = None) -> Any:
-        """The auxiliary steps that are due, then one weight step.
+        """Take the auxiliary steps that are due, then update the weights.
 
-        `batch` gives the auxiliary step its inputs; without it the model's last training call is replayed,
-        cut to `sub_batch` examples: every tensor as long as the batch is taken to hold one row per example
-        (where that is wrong, say for a square attention mask, pass AuxiliaryOptions(sub_batch=None)).
+        Without `batch`, the auxiliary steps repeat the model's last training call with its first `sub_batch`
+        examples. Every tensor whose first dimension is the batch size is then cut. If that is wrong, for
+        instance for a square attention mask, pass `AuxiliaryOptions(sub_batch=None)`.
+
+        Args:
+            closure: Computes the loss and its gradients, as in any torch optimizer.
+            batch: The inputs of the auxiliary steps, as `forward` takes them.
+
+        Returns:
+            The loss that `closure` returned; None without a closure.
+
+        Raises:
+            ValueError: There are no gradients, no inputs, or a loss, gradient or step is not finite. The
+                weights, Q and its learning are then unchanged.
         """
         loss = None
         if closure is not None:
@@ -166,37 +216,37 @@ class FishLeg(Optimizer):
                 loss = closure()
             if isinstance(loss, (Tensor, float)) and not bool(torch.as_tensor(loss).isfinite().all()):
                 raise ValueError(f"the loss is not finite ({loss}); nothing was changed")
-        for _, p, name in self._parameters():
+        for name, p in self._named_parameters():
             if name in self.masks and p.grad is not None:
                 p.grad.mul_(self.masks[name])
         if self.clip_gradients is not None:
-            self.clip_gradients([p for _, p, _ in self._parameters() if p.grad is not None])
-        gradients, largest = self._gradients()
+            self.clip_gradients([p for _, p in self._named_parameters() if p.grad is not None])
+        gradients, largest = collect_gradients(self._named_parameters(), self._covered)
         due = self._auxiliary_steps_due()
         if due > 0:
             inputs = self._recorder.call if batch is None else batch
             if inputs is None:
                 raise ValueError(
                     "no inputs to learn Q from: call the model in training mode before step(), "
-                    "or pass step(batch=...); a compiled model must not be called before FishLeg is made"
+                    "or pass step(batch=...); create FishLeg before the first call of a compiled model"
                 )
-        with self._undone_on_error(due > 1 or (due > 0 and largest > _HUGE)):
+        with self._restored_on_error(due > 1 or (due > 0 and largest > _HUGE)):
             if due > 0:
                 self.last_auxiliary = self._learn(inputs, due)
             self._update_weights(gradients)
-        self._recorder.call = None
+        self._recorder.clear()
         self.steps += 1
         return loss
 
     def _learn(self, inputs: Any, due: int) -> AuxiliaryStats | None:
-        """`due` auxiliary steps; one whose examples are all ignored is left out."""
+        """Return the last of `due` auxiliary steps, or the earlier result if its labels are all ignored."""
         stats = [self.auxiliary.try_step(inputs) for _ in range(due)]
         return stats[-1] or self.last_auxiliary
 
     @contextmanager
-    def _undone_on_error(self, careful: bool) -> Iterator[None]:
-        """With `careful`, a failure inside leaves Q and its learning as they were."""
-        saved = copy.deepcopy([self.inverse.state_dict(), self.auxiliary.state_dict()]) if careful else None
+    def _restored_on_error(self, enabled: bool) -> Iterator[None]:
+        """Restore Q and its learning if the body raises. This costs a copy of both, hence `enabled`."""
+        saved = copy.deepcopy([self.inverse.state_dict(), self.auxiliary.state_dict()]) if enabled else None
         try:
             yield
         except Exception:
@@ -210,34 +260,17 @@ class FishLeg(Optimizer):
             return -self.update_every
         return int(self.steps < self.warmup or self.steps % self.update_every == 0)
 
-    def _parameters(self) -> Iterable[tuple[dict[str, Any], nn.Parameter, str]]:
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for group in self.param_groups:
             for p in group["params"]:
-                yield group, p, self._names[id(p)]
-
-    def _gradients(self) -> tuple[dict[str, Tensor], float]:
-        """Gradients by name (already masked) and the largest entry; parameters without one are left alone."""
-        gradients = {}
-        for _, p, name in self._parameters():
-            if p.grad is None or not p.requires_grad:
-                continue
-            if name not in self._covered:
-                raise ValueError(f"Q does not cover parameter {name!r}: it was frozen when Q was built")
-            if p.grad.is_sparse:
-                raise ValueError(f"parameter {name!r} has a sparse gradient; FishLeg needs dense ones")
-            gradients[name] = p.grad
-        if not gradients:
-            raise ValueError("no parameter has a gradient: call loss.backward() before step()")
-        norms = torch.stack(list(torch._foreach_norm(list(gradients.values()), math.inf))).tolist()
-        for name, norm in zip(gradients, norms, strict=True):
-            if not math.isfinite(norm):
-                raise ValueError(f"non-finite gradient for parameter {name!r}; nothing was changed")
-        return gradients, max(norms)
+                yield self._names[id(p)], p
 
     @torch.no_grad()
     def _update_weights(self, gradients: dict[str, Tensor]) -> None:
-        extra = (self.step_damping - 1) * (self.auxiliary.gamma or 0.0)
-        directions = self.inverse.matvec(self._whole_layers(gradients), extra=extra)
+        extra_damping = (self.step_damping - 1) * (self.auxiliary.gamma or 0.0)
+        directions = self.inverse.matvec(
+            complete_layers(self.inverse, gradients), extra_damping=extra_damping
+        )
         for name in self.masks.keys() & directions.keys():
             directions[name] = directions[name] * self.masks[name]
         products = torch._foreach_mul(list(gradients.values()), [directions[name] for name in gradients])
@@ -245,13 +278,16 @@ class FishLeg(Optimizer):
         if not math.isfinite(decrease):
             raise ValueError(f"the step Q g is not finite (gᵀQg = {decrease}); nothing was changed")
         ramp = min(1.0, 4 * (self.steps + 1) / self.warmup) if self.warmup else 1.0
-        trust = self._trust(decrease, ramp)
+        trust = 1.0
+        if self.max_kl is not None:
+            record_learning_rates_(self.param_groups, self.state)
+            trust = shortening(decrease, largest_reach(self.param_groups) * ramp, self.max_kl)
         for group in self.param_groups:
             moving: list[Tensor] = [p for p in group["params"] if self._names[id(p)] in gradients]
             if moving:
                 steps = [directions[self._names[id(p)]] for p in moving]
                 self._move(group, moving, steps, trust, ramp)
-        for _, p, name in self._parameters():
+        for name, p in self._named_parameters():
             if name in self.masks and name in gradients:
                 p.mul_(self.masks[name])
         self.last_trust = trust
@@ -264,7 +300,7 @@ class FishLeg(Optimizer):
         trust: float,
         ramp: float,
     ) -> None:
-        """p ← (1 − ηα) p − η m with m ← β m + trust · Q g, for one group; a fused operation each."""
+        """Set m ← β m + trust · Q g and p ← (1 − ηα) p − η m for one group, in fused operations."""
         lr = group["lr"] * ramp
         if group["momentum"]:
             for p in parameters:
@@ -278,39 +314,12 @@ class FishLeg(Optimizer):
             torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         torch._foreach_add_(parameters, steps, alpha=-lr * trust)
 
-    def _whole_layers(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Q acts on whole layers: a bias (or weight) without a gradient counts as zero there."""
-        covered = dict(gradients)
-        for layer in self.inverse.layers.values():
-            present = [part for part in layer.names if part in gradients]
-            for part in layer.names:
-                if present and part not in covered:
-                    packed_shape = self.inverse.unmasked(layer.name).diag()
-                    covered[part] = torch.zeros_like(layer.unpack(packed_shape)[part])
-        return covered
-
-    def _trust(self, decrease: float, ramp: float) -> float:
-        """How much to shorten a step δ = −ηQg so that its predicted KL ½ δᵀF_γδ ≈ ½ η² gᵀQg ≤ max_kl.
-
-        With momentum the steps add up to η/(1−β), which is what counts, with the largest η so far: a schedule
-        that lowers η then really shortens the steps, and one that raises it again finds nothing in the
-        momentum that was too long for it.
-        """
-        if self.max_kl is None:
-            return 1.0
-        for group in self.param_groups:
-            largest = group.get("largest_lr", 0.0)
-            if group["lr"] > largest:  # what has gathered was short enough for the lower rate
-                momenta = [self.state[p]["momentum"] for p in group["params"] if "momentum" in self.state[p]]
-                if momenta:
-                    torch._foreach_mul_(momenta, largest / group["lr"])
-            group["largest_lr"] = max(group["lr"], largest)
-        reach = max(group["largest_lr"] / (1 - group["momentum"]) for group in self.param_groups) * ramp
-        kl = 0.5 * reach**2 * max(decrease, 0.0)
-        return min(1.0, math.sqrt(self.max_kl / kl)) if kl > 0 else 1.0
-
     def state_dict(self) -> dict[str, Any]:
-        """The usual optimizer state, and under "fishleg" λ, the auxiliary optimizer, masks and generator."""
+        """Return the usual optimizer state, and under "fishleg" Q, its learning and the masks.
+
+        Returns:
+            The state. Training continues from it bit for bit.
+        """
         state = super().state_dict()
         state["fishleg"] = copy.deepcopy(
             {
@@ -323,7 +332,14 @@ class FishLeg(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore bit for bit what `state_dict` returned."""
+        """Restore what `state_dict` returned. A state that does not fit changes nothing.
+
+        Args:
+            state_dict: The state.
+
+        Raises:
+            ValueError: It is not the state of a FishLeg optimizer.
+        """
         if "fishleg" not in state_dict:
             raise ValueError("this is not a FishLeg state: it has no 'fishleg' entry")
         before = self.state_dict()
@@ -338,13 +354,15 @@ class FishLeg(Optimizer):
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "fishleg"})
         self.inverse.load_state_dict(own["inverse"])
         self.auxiliary.load_state_dict(own["auxiliary"])
-        device = {name: p.device for _, p, name in self._parameters()}
+        device = {name: p.device for name, p in self._named_parameters()}
         self.masks = {name: mask.to(device.get(name, mask.device)) for name, mask in own["masks"].items()}
         self.auxiliary.ignore_removed_rows(self.masks)
         self.steps = own["steps"]
 
     def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("FishLeg cannot be copied or pickled: make a new one and load this one's state_dict")
+        raise TypeError(
+            "FishLeg cannot be copied or pickled: create a new one and load this one's state_dict"
+        )
 
 
 def _require(name: str, value: object, holds: bool, rule: str) -> None:

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Recording the inputs of the model's last training call, so that auxiliary steps can repeat the call."""
 
 from __future__ import annotations
 
@@ -11,32 +11,55 @@ from fishleg.runtime.batches import default_forward, map_tensors, output_tensor,
 
 
 class CallRecorder:
-    """A forward hook that remembers the model's last training call as a batch: it can be cut and replayed.
+    """A forward pre-hook that records the model's last training call as a batch.
 
-    A copy of the model, or its pickle, gets one that remembers nothing: it has no optimizer.
+    A copy or a pickle of the model gets a hook that records nothing, because no optimizer uses it.
+
+    Attributes:
+        call: The arguments of the call, the autocast state and the labels; None where there was no call.
     """
 
     def __init__(self) -> None:
         self.call: dict[str, Any] | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a call in training mode with gradients enabled.
+
+        Args:
+            module: The model.
+            args: The positional arguments of the call.
+            kwargs: The keyword arguments of the call.
+        """
         if module.training and torch.is_grad_enabled():
-            # Labels among the arguments say which positions count; nothing else of them is read.
+            # Labels among the arguments tell which positions are ignored. Their values are not used.
             labels = targets_of(kwargs)
             self.call = {"args": args, "kwargs": kwargs, "autocast": _autocast_state(), "labels": labels}
 
-    def __reduce__(self) -> tuple[type[_Silent], tuple[()]]:
-        return _Silent, ()
+    def clear(self) -> None:
+        """Discard the recorded call."""
+        self.call = None
+
+    def __reduce__(self) -> tuple[type[_InactiveRecorder], tuple[()]]:
+        return _InactiveRecorder, ()
 
 
-class _Silent:
-    """What stands in a copy's place of a recorder."""
+class _InactiveRecorder:
+    """The hook of a copied or unpickled model. It records nothing."""
 
     def __call__(self, *_: Any) -> None:
         pass
 
 
 def replay_call(model: nn.Module, batch: Any) -> Tensor:
+    """Repeat a recorded call, under the same autocast state.
+
+    Args:
+        model: The model.
+        batch: A call that `CallRecorder` recorded, or any other batch, which `default_forward` then handles.
+
+    Returns:
+        The outputs of the model.
+    """
     if not (isinstance(batch, dict) and batch.keys() == {"args", "kwargs", "autocast", "labels"}):
         return default_forward(model, batch)
     call = map_tensors(batch, lambda t: t.detach())

@@ -2,96 +2,159 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
+from fishleg.curvature.likelihoods import Likelihood
 from fishleg.optim.fishleg import FishLeg
-from fishleg.pruning.keep_zeros import as_optimizers, check_optimizers_cover, join_handles, zero_removed
-from fishleg.pruning.surgeon import PruneStep, Surgeon
+from fishleg.options import PruningOptions
+from fishleg.pruning.events import Event
+from fishleg.pruning.keep_zeros import as_optimizers, check_optimizers_cover
+from fishleg.pruning.session import PruningSession
+from fishleg.pruning.zero_keeper import ZeroKeeper
+from fishleg.runtime.batches import Forward, default_forward
 
 
 def attach(
-    surgeon: Surgeon,
+    model: nn.Module,
+    loader: Iterable[Any],
     optimizer: Optimizer | Iterable[Optimizer],
     sparsities: Sequence[float],
     *,
     every: int,
     start: int = 0,
-    done: int = 0,
-    on_prune: Callable[[PruneStep], None] | None = None,
-) -> RemovableHandle:
+    likelihood: Likelihood | str = "categorical",
+    options: PruningOptions | None = None,
+    forward: Forward = default_forward,
+    generator: torch.Generator | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> Attachment:
     """Prune from within a training loop of your own, after the optimizer's steps.
 
     `start` steps go by untouched, the next is followed by the first pruning, then every `every`-th; one that
-    fails is due again after the next step. Zeros last after every step of the optimizer, those included that
-    the surgeon, or an earlier pruning, has made before. The surgeon refines a Q of its own: that of a FishLeg
-    optimizer is damped for steps, too much for scores. A model that is trained by several optimizers needs
-    all of them here; the steps of the first are counted.
+    fails is due again after the next step. Zeros last after every step of the optimizer, including those
+    that an earlier pruning has made. Q is refined by the session; that of a FishLeg optimizer is damped for
+    steps, which is too much for scores.
 
-    To go on after a restart, load the states of model, surgeon and optimizer, and attach the same schedule
-    with the number of steps that were `done`.
+    Args:
+        model: The model that is trained; it is pruned in place.
+        loader: Calibration batches; inputs suffice.
+        optimizer: The optimizer, or all of them. The steps of the first are counted.
+        sparsities: The sparsity after each pruning, rising.
+        every: Optimizer steps from one pruning to the next.
+        start: Optimizer steps before the first pruning.
+        likelihood: The distribution of the outputs, or its name.
+        options: How to prune; default: `PruningOptions()`.
+        forward: How the model is called on a batch.
+        generator: The source of random numbers; default: seed 0.
+        on_event: Receives every event of the pruning.
+
+    Returns:
+        A handle; `remove` ends the pruning and the keeping of zeros.
+
+    Raises:
+        ValueError: A number is out of range, or the optimizers do not train all pruned parameters.
     """
-    if every < 1 or start < 0 or done < 0:
-        raise ValueError(f"every must be >= 1, start and done >= 0, got {every}, {start} and {done}")
-    reached = surgeon.history[-1].target if surgeon.history else 0.0
-    targets = [target for target in surgeon.check_targets(sparsities) if target > reached]
-    total = len(sparsities)
-    due = min(max(0, -(-(done - start) // every)), total)  # prunings that these steps should have brought
-    if total - len(targets) != due:
-        raise ValueError(
-            f"after {done} steps {due} of {total} prunings should be done, and "
-            f"the surgeon has reached {reached:g}: load its state_dict, or pass the number of steps as done"
-        )
+    if every < 1 or start < 0:
+        raise ValueError(f"every must be >= 1 and start >= 0, got {every} and {start}")
+    session = PruningSession(
+        model, loader, likelihood=likelihood, options=options, forward=forward, generator=generator,
+        trained_outside=True,
+    )  # fmt: skip
+    targets = session.surgeon.check_targets(sparsities)
     optimizers = as_optimizers(optimizer)
-    check_optimizers_cover(optimizers, surgeon.model, surgeon.prunable)
-    if targets and not surgeon.history:
-        surgeon.check_removes(targets[0])
-    surgeon.note_zeros()
-    check_optimizers_cover(optimizers, surgeon.model, [*surgeon.prunable, *surgeon.elsewhere, *surgeon.masks])
-    surgeon.trains = True
-    first, *others = optimizers
-    count = done - start
+    check_optimizers_cover(optimizers, model, session.surgeon.weights.names)
+    session.surgeon.check_removes(targets[0])
+    return Attachment(session, optimizers, targets, every=every, start=start, on_event=on_event)
 
-    def after_any(stepped: Optimizer, *_: Any) -> None:
+
+class Attachment:
+    """Pruning that is attached to optimizers; made by `attach`.
+
+    Args:
+        session: The session that prunes.
+        optimizers: All optimizers of the model; the steps of the first are counted.
+        targets: The sparsity after each pruning.
+        every: Optimizer steps from one pruning to the next.
+        start: Optimizer steps before the first pruning.
+        on_event: Receives every event of the pruning.
+
+    Attributes:
+        session: The session that prunes.
+        steps: Steps of the first optimizer so far.
+    """
+
+    def __init__(
+        self,
+        session: PruningSession,
+        optimizers: Sequence[Optimizer],
+        targets: Sequence[float],
+        *,
+        every: int,
+        start: int,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.session, self.optimizers, self.targets = session, list(optimizers), list(targets)
+        self.every, self.start, self.on_event = every, start, on_event
+        self.steps = 0
+        self._zeros = ZeroKeeper(session.surgeon.weights)
+        self._enforce_everywhere()
+        first, *others = self.optimizers
+        self._hooks = [first.register_step_post_hook(self._after_first)]
+        self._hooks += [each.register_step_post_hook(self._after_any) for each in others]
+
+    def _enforce_everywhere(self) -> None:
+        masks = self.session.surgeon.masks
+        self._zeros.check_covered(self.optimizers, masks)
+        for each in self.optimizers:
+            self._zeros.enforce(each, masks)
+
+    def _after_any(self, stepped: Optimizer, *_: Any) -> None:
         if not isinstance(stepped, FishLeg):  # which keeps to masks that it knows by itself
-            enforce(stepped, surgeon)
+            self._zeros.enforce(stepped, self.session.surgeon.masks)
 
-    def after_first(stepped: Optimizer, *_: Any) -> None:
-        nonlocal count
-        count += 1
-        after_any(stepped)  # Q is refined, and the step measured, at the sparse model
-        if not targets or total - len(targets) >= -(-count // every):
+    def _after_first(self, stepped: Optimizer, *_: Any) -> None:
+        self.steps += 1
+        self._after_any(stepped)  # Q is refined, and the step measured, at the sparse model
+        target = self._due
+        if target is None:
             return
         try:
-            step = surgeon.prune(targets[0], inverse=surgeon.refine(24))
-            del targets[0]
+            for event in self.session.stage(target, of=len(self.targets)):
+                if self.on_event is not None:
+                    self.on_event(event)
         finally:
-            for each in (stepped, *others):
-                enforce(each, surgeon)
-        if on_prune is not None:
-            on_prune(step)
+            for each in self.optimizers:
+                self._zeros.enforce(each, self.session.surgeon.masks)
 
-    for each in optimizers:
-        enforce(each, surgeon)
-    hooks = [first.register_step_post_hook(after_first)]
-    return join_handles(hooks + [each.register_step_post_hook(after_any) for each in others])
+    @property
+    def _due(self) -> float | None:
+        """The sparsity to go to now; None where no pruning is due."""
+        history = self.session.surgeon.history
+        reached = history[-1].target if history else 0.0
+        left = [target for target in self.targets if target > reached]
+        due = -(-(self.steps - self.start) // self.every)  # prunings that these steps should have brought
+        return left[0] if left and len(self.targets) - len(left) < due else None
 
+    def remove(self) -> None:
+        """End the pruning and the keeping of zeros."""
+        for hook in self._hooks:
+            hook.remove()
 
-def enforce(optimizer: Optimizer, surgeon: Surgeon) -> None:
-    """The surgeon's masks, as they are now, and zeros elsewhere: in the weights and the optimizer's state.
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps and the state of the session."""
+        return {"steps": self.steps, "session": self.session.state_dict()}
 
-    FishLeg keeps to them from then on. Its Q goes on learning the Fisher matrix of all weights: its structure
-    fits that one much better than the masked one, and the joint compensation takes care of what is removed
-    (docs/deviations.md).
-    """
-    found = {} if surgeon.history else surgeon.found
-    masks = {**surgeon.elsewhere, **found, **surgeon.masks}
-    if not masks:
-        return
-    if isinstance(optimizer, FishLeg):
-        optimizer.set_masks(masks, restrict=False)
-    else:
-        zero_removed(optimizer, surgeon.model, masks)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, after model and optimizers got back their states.
+
+        Args:
+            state: The saved state.
+        """
+        self.session.load_state_dict(state["session"])
+        self.steps = state["steps"]
+        self._enforce_everywhere()

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fishleg.inverse.operators import Masked, Operator
-
-COMPENSATIONS = ("joint", "independent", "sum", "none")
+from fishleg.options.names import COMPENSATIONS
 
 
 @dataclass(frozen=True)
@@ -72,26 +71,6 @@ def compensate(
         predicted = _quadratic(q, delta)
     delta = torch.where(removed, -w, delta)  # exactly zero after w + δ
     return Compensation(delta, predicted, multipliers)
-
-
-def swap_curvature(q: Operator) -> Tensor:
-    """The curvature c that a weight is taken to meet when it comes or goes, the others giving way.
-
-    It is F_ii = (Q⁻¹)_ii at most, if nothing else moves, and 1/Q_ii at least, if everything gives way. Which
-    weights do is known at the price of one solution each; the geometric mean of the two stands in for it.
-    """
-    return (q.inverse_diag() / q.diag()).sqrt()
-
-
-def swap_scores(w: Tensor, curvature: Tensor, removed: Tensor, solved: Compensation) -> Tensor:
-    """What each weight is worth beside all the others, once `removed` are gone and compensated (jointly).
-
-    To remove a kept weight costs ½c v², v = w + δ; the return of a removed one gains x²/2c, x its multiplier.
-    """
-    if solved.multipliers is None:
-        raise ValueError("exchange scores need a joint compensation")
-    gain = solved.multipliers.square() / (2 * curvature)
-    return torch.where(removed, gain, 0.5 * curvature * (w + solved.delta).square())
 
 
 def solve_removed(

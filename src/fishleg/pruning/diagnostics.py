@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.curvature.likelihoods import Bernoulli, Categorical, Likelihood
-from fishleg.pruning.options import PruningOptions
+from fishleg.options import PruningOptions
 from fishleg.runtime.batches import (
     Forward,
     batch_size,
@@ -60,7 +60,8 @@ def check_batches(
         f = forward(model, batch)
         likelihood.check(f, None)
         # a learned Q takes several groups of examples from each batch, unless it is told to take one
-        grouped = options.method == "fishleg" and (options.auxiliary is None or options.auxiliary.groups > 1)
+        groups = None if options.auxiliary is None else options.auxiliary.groups
+        grouped = options.method == "fishleg" and (groups is None or groups > 1)
         _check_cut(model, batch, f, forward, 1 if grouped else options.sub_batch)
     # what comes second may be another input, and only who calls the model knows
     if forward is not default_forward or (targets := targets_of(batch)) is None:

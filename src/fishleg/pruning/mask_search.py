@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from fishleg.inverse.operators import Operator
+from fishleg.pruning.compensation import Compensation
 from fishleg.pruning.patterns import Masks
 
 logger = logging.getLogger(__name__)
@@ -16,7 +18,7 @@ _MARGIN, _GROWTH = 2.0, 3.0  # found by trial on ResNet20, one shot, 80 and 90 %
 _ENOUGH = 0.003  # a round that gains less, relative to the loss, is the last: the next would gain still less
 
 
-def exchange(
+def search_masks(
     masks: Masks,
     judge: Callable[[Masks], tuple[float, Mapping[str, Tensor]]],
     choose: Callable[[Mapping[str, Tensor]], Masks],
@@ -56,3 +58,23 @@ def exchange(
 def _sound(loss: float, scores: Mapping[str, Tensor]) -> bool:
     """Whether one can choose by them; −inf is a fine score, of what must not return."""
     return math.isfinite(loss) and all(bool((s < math.inf).all()) for s in scores.values())
+
+
+def swap_curvature(q: Operator) -> Tensor:
+    """The curvature c that a weight is taken to meet when it comes or goes, the others giving way.
+
+    It is F_ii = (Q⁻¹)_ii at most, if nothing else moves, and 1/Q_ii at least, if everything gives way. Which
+    weights do is known at the price of one solution each; the geometric mean of the two stands in for it.
+    """
+    return (q.inverse_diag() / q.diag()).sqrt()
+
+
+def swap_scores(w: Tensor, curvature: Tensor, removed: Tensor, solved: Compensation) -> Tensor:
+    """What each weight is worth beside all the others, once `removed` are gone and compensated (jointly).
+
+    To remove a kept weight costs ½c v², v = w + δ; the return of a removed one gains x²/2c, x its multiplier.
+    """
+    if solved.multipliers is None:
+        raise ValueError("exchange scores need a joint compensation")
+    gain = solved.multipliers.square() / (2 * curvature)
+    return torch.where(removed, gain, 0.5 * curvature * (w + solved.delta).square())

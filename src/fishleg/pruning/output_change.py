@@ -15,25 +15,35 @@ from fishleg.runtime.modes import evaluation_mode
 from fishleg.runtime.random_state import seeded
 from fishleg.runtime.tensors import at_least_float32
 
-_SEED = 982_451_653  # no user's: with that of a run these would be the batches that Q learns from first
+_SEED = 982_451_653  # not a likely seed of a run, whose first batches Q learns from
 
 
 class OutputChange:
-    """A few batches, the same all along, and the model's outputs on them."""
+    """The model's outputs on a few batches that stay the same all along.
+
+    Args:
+        model: The model.
+        loader: The batches are drawn from it once.
+        likelihood: Its divergence compares two outputs; without one nothing is measured.
+        forward: How the model is called on a batch.
+        count: How many batches to draw.
+
+    Attributes:
+        batches: The batches, once they are drawn.
+    """
 
     def __init__(
         self, model: nn.Module, loader: Iterable[Any], likelihood: Likelihood, forward: Forward, count: int
     ) -> None:
         self.model, self.loader, self.likelihood, self.forward = model, loader, likelihood, forward
-        # none where the likelihood cannot compare two outputs
         self.count = 0 if type(likelihood).divergence is Likelihood.divergence else count
         self.batches: list[Any] = []
 
-    def choose(self) -> None:
+    def draw(self) -> None:
         """Draw the batches, unless that is done already.
 
-        With random numbers of their own: a run that goes on after a restart draws them once more, and must
-        neither get others nor disturb what follows.
+        They have random numbers of their own: a run that goes on after a restart draws them once more, and
+        must neither get others nor change what follows.
         """
         if len(self.batches) < self.count:
             device = next(self.model.parameters()).device
@@ -43,16 +53,30 @@ class OutputChange:
 
     @torch.no_grad()
     def outputs(self) -> list[Tensor]:
-        """The model's outputs as it is now."""
-        self.choose()
+        """Return the model's outputs as it is now.
+
+        Returns:
+            The outputs on each batch.
+
+        Raises:
+            ValueError: An output is NaN or infinite.
+        """
+        self.draw()
         with evaluation_mode(self.model):
             outputs = [at_least_float32(self.forward(self.model, batch)) for batch in self.batches]
         if not all(map(self.likelihood.finite, outputs)):
             raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
         return outputs
 
-    def moved(self, before: list[Tensor]) -> float | None:
-        """KL(before ‖ now), mean over the batches; None where there are none."""
+    def divergence_from(self, before: list[Tensor]) -> float | None:
+        """Return KL(before ‖ now), the mean over the batches.
+
+        Args:
+            before: What `outputs` returned earlier.
+
+        Returns:
+            The divergence; None where there are no batches.
+        """
         if not before:
             return None
         total = 0.0

@@ -1,4 +1,4 @@
-"""Which weights go: sparsity patterns and schedules.
+"""Which weights go: sparsity patterns.
 
 A pattern turns scores into masks. Scores are per weight for unstructured and N:M patterns and per group for
 blocks and rows; every pattern removes exactly the count it was asked for, or says why it cannot.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fishleg.options.declaration import nearest
+from fishleg.options.names import PATTERNS
 
 Masks = dict[str, Tensor]
 
@@ -137,20 +140,79 @@ class Rows(Pattern):
 
 
 def as_pattern(pattern: Pattern | str) -> Pattern:
-    """A pattern from its name: "global", "layer", "2:4" (any N:M), "block:4" (any size), "rows"."""
+    """Return a pattern from its name.
+
+    >>> as_pattern("2:4")
+    NM(n=2, m=4)
+
+    Args:
+        pattern: A pattern, or "global", "layer", "N:M" (for instance "2:4"), "block:SIZE", "rows", or a name
+            that was registered, with an argument after a colon if it takes one.
+
+    Returns:
+        The pattern.
+
+    Raises:
+        ValueError: The name is unknown, or its argument is wrong.
+    """
     if isinstance(pattern, Pattern):
         return pattern
-    if pattern in ("global", "unstructured"):
-        return Unstructured()
-    if pattern == "layer":
-        return Unstructured(per_layer=True)
-    if pattern == "rows":
-        return Rows()
     if match := re.fullmatch(r"(\d+):(\d+)", pattern):
         return NM(int(match[1]), int(match[2]))
-    if match := re.fullmatch(r"block:(\d+)", pattern):
-        return Blocks(int(match[1]))
-    raise ValueError(f"pattern must be global, layer, N:M (such as 2:4), block:SIZE or rows, got {pattern!r}")
+    name, _, argument = pattern.partition(":")
+    if name in _MAKERS:
+        return _MAKERS[name](argument)
+    known = ", ".join(PATTERNS)
+    raise ValueError(
+        f"pattern must be one of {known} (N:M such as 2:4), got {pattern!r}{_pattern_hint(pattern)}"
+    )
+
+
+def register_pattern(name: str, make: Callable[[str], Pattern]) -> None:
+    """Add a pattern, to be selected by `PruningOptions(pattern=name)`.
+
+    Args:
+        name: The name of the pattern, without a colon.
+        make: Returns the pattern from the text after the colon, which is empty where there is none.
+
+    Raises:
+        ValueError: There is a pattern of that name already, or the name has a colon.
+    """
+    if ":" in name:
+        raise ValueError(f"the name of a pattern must not have a colon, got {name!r}")
+    PATTERNS.add(name)
+    _MAKERS[name] = make
+
+
+def _pattern_hint(pattern: str) -> str:
+    swapped = ":".join(reversed(pattern.split(":")))
+    if re.fullmatch(r"[1-9]\d*:[1-9]\d*", swapped) and swapped != pattern:
+        return f"; did you mean {swapped!r}?"
+    return nearest(pattern, ("global", "layer", "rows", "block:4"))
+
+
+def _make_block(argument: str) -> Pattern:
+    if not argument.isdigit():
+        raise ValueError(f"pattern block:SIZE needs a whole number, got {argument!r}")
+    return Blocks(int(argument))
+
+
+def _without_argument(pattern: Pattern) -> Callable[[str], Pattern]:
+    def make(argument: str) -> Pattern:
+        if argument:
+            raise ValueError(f"this pattern takes nothing after a colon, got {argument!r}")
+        return pattern
+
+    return make
+
+
+_MAKERS: dict[str, Callable[[str], Pattern]] = {
+    "global": _without_argument(Unstructured()),
+    "unstructured": _without_argument(Unstructured()),
+    "layer": _without_argument(Unstructured(per_layer=True)),
+    "rows": _without_argument(Rows()),
+    "block": _make_block,
+}
 
 
 def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Masks:

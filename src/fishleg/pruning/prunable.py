@@ -8,14 +8,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 
-from fishleg.pruning.options import PruningOptions
+from fishleg.options import PruningOptions
 from fishleg.pruning.patterns import Pattern
 
 logger = logging.getLogger(__name__)
 Reasons = dict[str, str | None]
 
 
-def choose(
+def choose_prunable(
     model: nn.Module,
     matrices: Collection[str],
     pattern: Pattern,
@@ -100,7 +100,7 @@ def warn_if_mostly_left_out(model: nn.Module, reasons: Mapping[str, str | None])
         )  # fmt: skip
 
 
-def table(model: nn.Module, reasons: Mapping[str, str | None]) -> str:
+def prunable_table(model: nn.Module, reasons: Mapping[str, str | None]) -> str:
     """For each parameter: its size, sparsity, and whether it is pruned or why not."""
     rows = [f"{'parameter':<36} {'size':>10} {'zeros':>8}  pruned?"]
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""What a run leaves behind, read with care: every key may be missing, every number may be none."""
+"""Reading the record of a run. Every key of it may be missing, and every number may be none."""
 
 from __future__ import annotations
 
@@ -8,25 +8,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fishleg.report.charts import tick_text
-from fishleg.report.numbers import NB, number, percent, plain, signed
+from fishleg.report.numbers import NO_BREAK_SPACE, number, percent, plain, with_minus_sign
+from fishleg.report.scales import tick_text
 
 Event = dict[str, Any]
 
 
 def read_run(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The record and what was wrong with it."""
+    """Read run.json.
+
+    Args:
+        path: The file. It may be missing or damaged.
+
+    Returns:
+        The record, empty where it cannot be read, and the problems that were found.
+    """
     if not path.exists():
-        return {}, ["run.json is missing: this report knows the log alone"]
+        return {}, ["run.json is missing; this report uses only the log"]
     try:
         run = json.loads(path.read_text("utf-8", "replace"))
     except ValueError as error:
-        return {}, [f"run.json could not be read ({error}): this report knows the log alone"]
+        return {}, [f"run.json could not be read ({error}); this report uses only the log"]
     return (run, []) if isinstance(run, dict) else ({}, ["run.json holds no record of a run"])
 
 
 def read_log(path: Path) -> tuple[list[Event], int]:
-    """The events, and how many lines could not be read; the last may be cut off in the middle of writing."""
+    """Read log.jsonl.
+
+    Args:
+        path: The file. It may be missing.
+
+    Returns:
+        The events, and the number of unreadable lines. The last line does not count: a run may still be
+        writing it.
+    """
     lines = path.read_text("utf-8", "replace").split("\n") if path.exists() else []
     lines = [line for line in lines if line.strip()]
     events, broken = list[Event](), 0
@@ -41,23 +56,55 @@ def read_log(path: Path) -> tuple[list[Event], int]:
     return events, broken
 
 
-def listed(value: Any) -> list[Any]:
-    """The list, or nothing where the record holds something else."""
+def as_list(value: Any) -> list[Any]:
+    """Return a value of the record as a list.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        The value; an empty list where it is not a list.
+    """
     return value if isinstance(value, list) else []
 
 
-def mapped(value: Any) -> dict[str, Any]:
-    """The mapping, or nothing where the record holds something else."""
+def as_mapping(value: Any) -> dict[str, Any]:
+    """Return a value of the record as a mapping.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        The value; an empty mapping where it is not a mapping.
+    """
     return value if isinstance(value, dict) else {}
 
 
-def kinds(events: Iterable[Event], kind: str) -> list[Event]:
-    """The events of one kind."""
+def events_of_kind(events: Iterable[Event], kind: str) -> list[Event]:
+    """Select the events of one kind.
+
+    Args:
+        events: Events of the log.
+        kind: The value of their key `event`.
+
+    Returns:
+        The selected events, in order.
+    """
     return [event for event in events if event.get("event") == kind]
 
 
 def elapsed(run: dict[str, Any], events: Sequence[Event]) -> float | None:
-    """Seconds the run took so far; the log knows better than a record that was never completed."""
+    """Find how long the run has taken so far.
+
+    The record of an unfinished run may be older than its log. The log then counts too.
+
+    Args:
+        run: The record of the run.
+        events: The events of its log.
+
+    Returns:
+        The time in seconds; None where it is unknown.
+    """
     seconds = number(run.get("seconds"))
     times = [t for t in (number(event.get("time")) for event in events) if t is not None]
     if seconds is None or run.get("status") != "finished":
@@ -67,7 +114,18 @@ def elapsed(run: dict[str, Any], events: Sequence[Event]) -> float | None:
 
 @dataclass
 class Step:
-    """One pruning and what followed."""
+    """One pruning step and the measurements after it.
+
+    Attributes:
+        stage: The number of the stage.
+        sparsity: The sparsity after the step.
+        pruned: The metric right after pruning.
+        tuned: The metric after fine-tuning.
+        predicted: The predicted increase of the loss.
+        measured: The measured increase of the loss.
+        rejected: Whether the step was undone.
+        reason: Why it was undone.
+    """
 
     stage: float | None
     sparsity: float
@@ -80,12 +138,20 @@ class Step:
 
     @property
     def last(self) -> float | None:
-        """The metric as it was in the end."""
+        """The last measurement of the metric."""
         return self.pruned if self.tuned is None else self.tuned
 
 
 def collect_steps(events: Sequence[Event], value: str) -> list[Step]:
-    """Prunings in the order of the log; what a resumed run did again replaces its first attempt."""
+    """Collect the pruning steps of a log. A step that a resumed run repeated replaces its first attempt.
+
+    Args:
+        events: The events of the log.
+        value: The key of the metric.
+
+    Returns:
+        The steps in the order of the log.
+    """
     steps: list[Step] = []
     for event in events:
         kind, stage = event.get("event"), number(event.get("stage"))
@@ -118,42 +184,79 @@ def collect_steps(events: Sequence[Event], value: str) -> list[Step]:
 
 @dataclass(frozen=True)
 class Metric:
-    """How the measure of the run is called and written."""
+    """The name of the metric and how it is written.
+
+    Attributes:
+        name: The name.
+        value: Its key in the record.
+        unit: The unit; "%" for fractions.
+        higher: Whether a higher value is better.
+    """
 
     name: str
-    value: str  # its key in the record
+    value: str
     unit: str
     higher: bool
 
     def text(self, value: float) -> str:
-        """A value with its unit."""
-        return (
-            percent(value, 2)
-            if self.unit == "%"
-            else plain(value) + (f"{NB}{self.unit}" if self.unit else "")
-        )
+        """Write a value with its unit.
+
+        Args:
+            value: The value.
+
+        Returns:
+            The text.
+        """
+        if self.unit == "%":
+            return percent(value, 2)
+        return plain(value) + (f"{NO_BREAK_SPACE}{self.unit}" if self.unit else "")
 
     @property
     def title(self) -> str:
-        """The name as a title; `capitalize` would spoil names like BLEU."""
+        """The name with a capital first letter. `str.capitalize` would change names like BLEU."""
         return self.name[:1].upper() + self.name[1:]
 
     def tick(self, value: float, ticks: Sequence[float]) -> str:
-        """A value at an axis, whose label has the unit."""
+        """Write a tick of an axis, without the unit, which the label of the axis has.
+
+        Args:
+            value: The value of the tick.
+            ticks: The values of all ticks of the axis.
+
+        Returns:
+            The text.
+        """
         scale = 100 if self.unit == "%" else 1
         return tick_text(scale * value, [scale * tick for tick in ticks])
 
     def difference(self, before: float, after: float) -> str:
-        """What was gained or lost, with its sign."""
+        """Write the change between two values, with its sign.
+
+        Args:
+            before: The first value.
+            after: The second value.
+
+        Returns:
+            The text.
+        """
         change = after - before
         if self.unit == "%":
-            return signed(f"{100 * change:+.2f}") + " percentage points"
-        return ("+" if change > 0 else "") + plain(change) + (f"{NB}{self.unit}" if self.unit else "")
+            return with_minus_sign(f"{100 * change:+.2f}") + " percentage points"
+        unit = f"{NO_BREAK_SPACE}{self.unit}" if self.unit else ""
+        return ("+" if change > 0 else "") + plain(change) + unit
 
 
 def metric_of(run: dict[str, Any], events: Sequence[Event]) -> Metric:
-    """The metric where the run has one, its loss otherwise."""
-    records = [mapped(run.get("dense")), mapped(run.get("sparse")), *events]
+    """Find the metric of a run: its own, or the loss where it has none.
+
+    Args:
+        run: The record of the run.
+        events: The events of its log.
+
+    Returns:
+        The metric.
+    """
+    records = [as_mapping(run.get("dense")), as_mapping(run.get("sparse")), *events]
     if any(number(record.get("metric")) is not None for record in records):
         name = str(run.get("metric") or "metric")
         return Metric(

@@ -1,4 +1,4 @@
-"""The frame of the page, of its sections and tables, and the style sheet."""
+"""The HTML of the page, of a section and of a table, and the style sheet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from html import escape
 
 
 def figure(title: str, reading: str, content: str, kind: str = "") -> str:
-    """A section with one chart and how to read it."""
+    """Make a section with a title and a sentence that explains its content.
+
+    Args:
+        title: The title.
+        reading: How to read the content.
+        content: The HTML of the content.
+        kind: Further classes of the section.
+
+    Returns:
+        The HTML of the section.
+    """
     return (
         f'<section class="panel {kind}"><h2>{escape(title)}</h2>'
         f'<p class="reading">{escape(reading)}</p>{content}</section>'
@@ -15,7 +25,16 @@ def figure(title: str, reading: str, content: str, kind: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Cells are escaped here; the frame scrolls so that the page need not."""
+    """Make a table in a frame that scrolls if the table is too wide.
+
+    Args:
+        head: The texts of the header.
+        rows: The texts of the rows. They are escaped here.
+        kind: Further classes of the frame.
+
+    Returns:
+        The HTML of the table.
+    """
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return (
@@ -24,7 +43,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
     )
 
 
-# The policy makes sure that nothing is fetched or run, whatever a record may hold.
+# With this policy the browser loads nothing and runs no script, whatever a record holds.
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -41,7 +60,7 @@ PAGE = """<!doctype html>
 <main>
 {body}
 </main>
-<footer><p>Written by fishleg{version}. This file is complete in itself.</p></footer>
+<footer><p>Written by fishleg{version}. This page needs no other files.</p></footer>
 </body>
 </html>
 """

@@ -1,1 +1,57 @@
-"""The tool around the library: recipes, runs that can be resumed, reports, and the command line."""
+"""One run on disk: recipe, directory, checkpoints, budgets, metrics, report; what the command line drives."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fishleg.runs.compare import compare_methods
+    from fishleg.runs.errors import Interrupted, ToolError
+    from fishleg.runs.inspection import evaluate_recipe, evaluate_run, inspect_path
+    from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
+    from fishleg.runs.run import Run, resume, start
+    from fishleg.runs.sensitivity import sensitivity
+    from fishleg.runs.sources import Data
+
+# Imported when first used: recipes and errors must not wait for torch.
+_HOMES = {
+    "Data": "sources",
+    "Interrupted": "errors",
+    "Recipe": "recipe",
+    "Run": "run",
+    "ToolError": "errors",
+    "compare_methods": "compare",
+    "evaluate_recipe": "inspection",
+    "evaluate_run": "inspection",
+    "inspect_path": "inspection",
+    "load_recipe": "recipe",
+    "make_recipe": "recipe",
+    "resume": "run",
+    "sensitivity": "sensitivity",
+    "start": "run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fishleg.runs' has no attribute {name!r}")
+    return getattr(import_module(f"fishleg.runs.{_HOMES[name]}"), name)
+
+
+__all__ = [
+    "Data",
+    "Interrupted",
+    "Recipe",
+    "Run",
+    "ToolError",
+    "compare_methods",
+    "evaluate_recipe",
+    "evaluate_run",
+    "inspect_path",
+    "load_recipe",
+    "make_recipe",
+    "resume",
+    "sensitivity",
+    "start",
+]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fishleg.cli.display import make_display
 from fishleg.formats.checkpoint import write_json
-from fishleg.runs import run as runs
+from fishleg.options.declaration import nearest
+from fishleg.options.names import EMPIRICAL_METHODS, METHODS
 from fishleg.runs.directory import LOG, check_unused, read_record
-from fishleg.runs.errors import ToolError, nearest
+from fishleg.runs.errors import ToolError
 from fishleg.runs.events import read_events
-from fishleg.runs.recipe import METHODS, Recipe
+from fishleg.runs.recipe import Recipe
+from fishleg.runs.run import Run, resume, start
 
 # what each method is published with; the others compensate as the recipe says
 _COMPENSATION = {"magnitude": "none", "obert": "sum", "mfac": "sum"}
@@ -82,9 +82,45 @@ class Comparison:
         return True
 
 
-def compare_methods(recipe: Recipe, methods: Sequence[str], base: Path | None = None) -> Comparison:
-    """One run per method under the recipe's `out`; finished ones are not done again."""
+def compare_methods(
+    recipe: Recipe,
+    methods: Sequence[str],
+    base: Path | None = None,
+    on_run: Callable[[Run], None] | None = None,
+) -> Comparison:
+    """Run several methods on the same budget, one after another; finished runs are not done again.
+
+    The empirical Fisher is used by those methods that know it, and by none of the others.
+
+    Args:
+        recipe: What all runs have in common; each gets a directory under its `out`.
+        methods: The names of the methods.
+        base: The directory that relative paths refer to; default: the current one.
+        on_run: Called with each run before it starts, for instance to show its progress.
+
+    Returns:
+        The records and curves of all runs.
+
+    Raises:
+        ToolError: A method is unknown or named twice, or a directory is in use.
+    """
     base = base or Path.cwd()
+    recipes = _recipes(recipe, methods, base)
+    records, curves = {}, {}
+    for method, this in recipes.items():
+        directory = Path(this.run.out)
+        records[method] = _run(this, directory, base, on_run)
+        events = read_events(directory / LOG)
+        curves[method] = [(e["sparsity"], e["metric"]) for e in events if e["event"] == "stage"]
+    result = Comparison(records, curves)
+    out = (base / recipe.run.out).resolve()
+    write_json(out / "comparison.json", result.as_dict())
+    result.draw(out / "comparison.png")
+    return result
+
+
+def _recipes(recipe: Recipe, methods: Sequence[str], base: Path) -> dict[str, Recipe]:
+    """The recipe of each method; all of them before the first run, so that every error shows at once."""
     if not methods:
         raise ToolError(f"methods must name at least one of {', '.join(METHODS)}")
     for method in methods:
@@ -94,28 +130,25 @@ def compare_methods(recipe: Recipe, methods: Sequence[str], base: Path | None = 
             )
     if len(set(methods)) < len(methods):
         raise ToolError(f"methods must differ, got {', '.join(methods)}")
-    out = (base / recipe.out).resolve()
+    empirical = recipe.pruning.empirical
+    if empirical and not any(method in EMPIRICAL_METHODS for method in methods):
+        known = ", ".join(EMPIRICAL_METHODS)
+        raise ToolError(f"empirical = true needs one of the methods {known}, got {', '.join(methods)}")
+    out = (base / recipe.run.out).resolve()
     if (out / "run.json").exists():
         raise ToolError(f"{out} holds a single run: choose another out for the comparison")
     recipes = {}
-    for method in methods:  # all of them before the first run: what is wrong with the last shows at once
-        this = replace(recipe, method=method, out=str(out / method))
-        if recipe.compensation == "joint" and method in _COMPENSATION:
-            this = replace(this, compensation=_COMPENSATION[method])
-        recipes[method] = this
+    for method in methods:
+        changes: dict[str, Any] = {"method": method, "out": str(out / method)}
+        changes["empirical"] = empirical and method in EMPIRICAL_METHODS
+        if recipe.pruning.compensation == "joint" and method in _COMPENSATION:
+            changes["compensation"] = _COMPENSATION[method]
+        recipes[method] = recipe.replace(**changes)
         if (out / method / "run.json").exists():
-            _check_same(this, out / method)
+            _check_same(recipes[method], out / method)
         else:
             check_unused(out / method)
-    records, curves = {}, {}
-    for method, this in recipes.items():
-        records[method] = _run(this, out / method, base)
-        events = read_events(out / method / LOG)
-        curves[method] = [(e["sparsity"], e["metric"]) for e in events if e["event"] == "stage"]
-    result = Comparison(records, curves)
-    write_json(out / "comparison.json", result.as_dict())
-    result.draw(out / "comparison.png")
-    return result
+    return recipes
 
 
 def _check_same(recipe: Recipe, directory: Path) -> None:
@@ -124,14 +157,14 @@ def _check_same(recipe: Recipe, directory: Path) -> None:
         raise ToolError(f"{directory} holds a run with other options: choose another out, or delete it")
 
 
-def _run(recipe: Recipe, directory: Path, base: Path) -> dict[str, Any]:
+def _run(recipe: Recipe, directory: Path, base: Path, on_run: Callable[[Run], None] | None) -> dict[str, Any]:
     if (directory / "run.json").exists():
         record = read_record(directory)
         if record.get("status") == "finished":
             return record
-        run = runs.resume(directory)
+        run = resume(directory)
     else:
-        run = runs.start(recipe, base=base)
-    print(f"-- {recipe.method}", file=sys.stderr, flush=True)
-    run.listen(make_display(run.evaluator.unit, run.evaluator.name))
+        run = start(recipe, base=base)
+    if on_run is not None:
+        on_run(run)
     return run.execute()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import fishleg
 from fishleg.pruning.saliency import saliency
 from fishleg.pruning.surgeon import Surgeon
 from fishleg.runs.metrics import Evaluation, Evaluator
@@ -27,24 +28,24 @@ def describe_run(
         "dense": {"metric": dense.metric, "loss": dense.loss},
         "metric": evaluator.name, "metric_unit": evaluator.unit,
         "higher_is_better": evaluator.higher_is_better,
-        "mode": recipe.mode, "method": recipe.method, "pattern": recipe.pattern,
-        "likelihood": recipe.likelihood, "parameters": sum(p.numel() for p in model.parameters()),
-        "prunable": sum(model.get_parameter(name).numel() for name in surgeon.prunable),
+        "mode": recipe.schedule.mode, "method": recipe.pruning.method, "pattern": recipe.pruning.pattern,
+        "likelihood": recipe.model.likelihood, "parameters": sum(p.numel() for p in model.parameters()),
+        "prunable": sum(model.get_parameter(name).numel() for name in surgeon.weights.names),
         "macs_dense": sum(macs.values()), "environment": environment(model),
         "layers": describe_layers(surgeon, macs),
     }  # fmt: skip
 
 
-def overlooked(
+def run_warnings(
     recipe: Recipe, surgeon: Surgeon, evaluator: Evaluator, macs: Mapping[str, int], dense: Evaluation
 ) -> Iterator[str]:
     """What a user may not have thought of, one sentence each."""
-    if not recipe.eval_data and evaluator.most_batches is not None:
+    if not recipe.data.eval_data and evaluator.most_batches is not None:
         yield (
             f"the {evaluator.name} is measured on the calibration data; name data that the model "
             "has not seen (eval_data) to know what pruning really costs"
         )
-    unknown = [name for name in surgeon.prunable if name not in macs]
+    unknown = [name for name in surgeon.weights.names if name not in macs]
     if unknown:
         yield (
             f"the multiply-adds of {', '.join(unknown[:3])}{' ...' if len(unknown) > 3 else ''} are not "
@@ -62,12 +63,12 @@ def describe_layers(surgeon: Surgeon, macs: Mapping[str, int]) -> list[dict[str,
     """Every weight matrix and every pruned parameter: size, sparsity, why it is not pruned, saliency."""
     found = []
     for name, p in surgeon.model.named_parameters():
-        if p.dim() < 2 and surgeon.reasons[name] is not None:
+        if p.dim() < 2 and surgeon.weights.reasons[name] is not None:
             continue
         found.append(
             {
                 "name": name, "shape": list(p.shape), "size": p.numel(),
-                "sparsity": float((p == 0).float().mean()), "reason": surgeon.reasons[name],
+                "sparsity": float((p == 0).float().mean()), "reason": surgeon.weights.reasons[name],
                 "macs": macs.get(name), "saliency": saliency_quantiles(surgeon, name),
             }
         )  # fmt: skip
@@ -77,10 +78,10 @@ def describe_layers(surgeon: Surgeon, macs: Mapping[str, int]) -> list[dict[str,
 @torch.no_grad()
 def saliency_quantiles(surgeon: Surgeon, name: str) -> list[float] | None:
     """5, 25, 50, 75 and 95 % of the kept weights' saliency."""
-    inverse = surgeon.inverse
-    if inverse is None or name not in surgeon.prunable:
+    inverse = surgeon.curvature.inverse
+    if inverse is None or name not in surgeon.weights.names:
         return None
-    layer = surgeon.layers[name]
+    layer = surgeon.weights.layers[name]
     w = layer.pack({part: surgeon.model.get_parameter(part).detach() for part in layer.names})
     operator = inverse.unmasked(layer.name)
     values = layer.unpack(saliency(w.to(inverse.reference(layer.name).dtype), operator))[name].flatten()
@@ -121,14 +122,8 @@ def compare_speed(
 
 def environment(model: nn.Module | None = None) -> dict[str, str]:
     """What a result may depend on."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        own = version("fishleg")
-    except PackageNotFoundError:
-        own = "?"
     device = "cpu" if model is None else str(next(model.parameters()).device)
     return {
-        "fishleg": own, "torch": torch.__version__, "python": platform.python_version(),
+        "fishleg": fishleg.__version__, "torch": torch.__version__, "python": platform.python_version(),
         "platform": platform.platform(), "device": device, "threads": str(torch.get_num_threads()),
     }  # fmt: skip

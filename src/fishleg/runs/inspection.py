@@ -170,13 +170,13 @@ def _prunable(directory: Path) -> set[str]:
 
 def _masks_inside(content: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
     """What a checkpoint of a run says of its masks, and whether its weights obey them."""
-    surgeon = content.get("surgeon")
+    surgeon = (content.get("session") or {}).get("surgeon")
     if not isinstance(surgeon, dict):
         return {}
     masks = surgeon["masks"]
     removed = sum(int((~mask).sum()) for mask in masks.values())
     alive = sum(int((state[name][~mask] != 0).sum()) for name, mask in masks.items() if name in state)
-    stages, step = len(surgeon["history"]), (content.get("gradual") or {}).get("step")
+    stages, step = len(surgeon["history"]), (content["session"].get("fine_tuner") or {}).get("step")
     place = f"{stages} prunings done" + ("" if step is None else f", training step {step}")
     obeyed = "all of them zero" if not alive else f"{alive:,} of them NOT zero"
     return {"place": place, "masks": f"{removed:,} weights of {len(masks)} tensors masked, {obeyed}"}
@@ -194,7 +194,7 @@ def _recipe_inside(path: Path) -> dict[str, Any]:
 
 def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
     """Metric and loss of the model that a recipe describes."""
-    prepared = prepare(recipe, surgery=False)
+    prepared = prepare(recipe, prunes=False)
     result = prepared.evaluator(prepared.model)
     shown = {prepared.evaluator.name: result.metric}
     return (
@@ -212,7 +212,7 @@ def evaluate_run(directory: Path) -> dict[str, Any]:
     recipe = make_recipe(load_recipe(directory / "recipe.toml"))
     # the dense model first: without labels it is what the sparse one is compared with
     dense = checkpoint.load(directory / "dense.ckpt")
-    prepared = prepare(recipe, Path(record["base"]), surgery=False, dense=dense)
+    prepared = prepare(recipe, Path(record["base"]), prunes=False, dense=dense)
     sparse = (directory / "model.safetensors").resolve()
     apply_weights(prepared.model, load_weights(sparse), sparse)
     result = prepared.evaluator(prepared.model)

@@ -33,10 +33,10 @@ class RunLog:
             self.directory.mkdir(parents=True, exist_ok=True)
             (self.directory / CHECKPOINTS).mkdir(exist_ok=True)
             trackers: list[Listener] = []
-            if recipe.tensorboard:
+            if recipe.run.tensorboard:
                 trackers.append(TensorBoard(self.directory))
-            if recipe.wandb is not None:
-                trackers.append(WeightsAndBiases(recipe.wandb, self.directory, recipe.sections()))
+            if recipe.run.wandb is not None:
+                trackers.append(WeightsAndBiases(recipe.run.wandb, self.directory, recipe.sections()))
             self.log = FileLog(self.directory)
         except OSError as error:
             raise ToolError(f"out: cannot write to {self.directory}: {error.strerror or error}") from None

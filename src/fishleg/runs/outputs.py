@@ -1,4 +1,4 @@
-"""What a finished run leaves behind: the model, plain, packed and cut down, and the report."""
+"""What a finished run writes: the model as it is, packed and cut down, and the report."""
 
 from __future__ import annotations
 
@@ -10,12 +10,71 @@ from torch import Tensor, nn
 
 from fishleg.formats import checkpoint
 from fishleg.formats.packed import pack
+from fishleg.pruning import Surgeon, apply_masks
+from fishleg.runs.describe import compare_speed, describe_layers
 from fishleg.runs.directory import LOG, MODEL, PACKED, REPORT, SMALL
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import read_events
+from fishleg.runs.log import RunLog
+from fishleg.runs.macs import kept_macs
+from fishleg.runs.setup import Prepared
 from fishleg.runs.weights import SHRUNK
 from fishleg.runtime.batches import Forward
 from fishleg.shrinking.shrink import shrink
+
+
+def write_results(
+    prepared: Prepared, surgeon: Surgeon, batch: Any, macs: Mapping[str, int], run_log: RunLog
+) -> str:
+    """Write the final model, its packed and cut forms and the report; complete the record.
+
+    Args:
+        prepared: The recipe, and the dense model to compare with.
+        surgeon: The sparse model and its masks.
+        batch: A batch for what depends on shapes alone.
+        macs: Multiply-adds by weight.
+        run_log: The record that is completed.
+
+    Returns:
+        One line that says what the run has achieved.
+    """
+    model, record, directory = surgeon.model, run_log.record, run_log.directory
+    recipe = prepared.recipe.to_toml()
+    apply_masks(model, surgeon.masks)
+    facts = {"sparsity": f"{surgeon.sparsity:.6f}", "recipe": recipe}
+    record |= {
+        **write_models(directory, model.state_dict(), facts),
+        "sparsity": surgeon.sparsity,
+        "nonzero": sum(int((p != 0).sum()) for p in model.parameters()),
+        "macs_sparse": kept_macs(macs, surgeon.masks),
+    }
+    runs_as = model
+    if surgeon.pattern.whole_rows:
+        try:
+            runs_as, cut = write_small(directory, model, batch, prepared.forward, facts)
+            record |= cut
+        except (ValueError, RuntimeError) as error:
+            run_log.warn(f"no {SMALL}, removed rows stay in the model as zeros: {error}")
+    record["speed"] = compare_speed(prepared.dense, runs_as, batch, prepared.forward)
+    record["layers"] = describe_layers(surgeon, macs)
+    write_report(directory, {**record, **run_log.summary("finished")}, recipe)
+    return _message(prepared, record)
+
+
+def _message(prepared: Prepared, record: Mapping[str, Any]) -> str:
+    evaluator = prepared.evaluator
+    dense, sparse = (evaluator.shown(record[which]["metric"]) for which in ("dense", "sparse"))
+    small = ""
+    if "bytes_small" in record:
+        speed = record["speed"]["dense_ms"] / record["speed"]["sparse_ms"]
+        small = (
+            f"; {SMALL}, without the removed rows, {record['bytes_small']:,} bytes and "
+            f"{speed:.2f} times as fast"
+        )
+    return (
+        f"done: {evaluator.name} {dense} -> {sparse} at sparsity {record['sparsity']:.2%}; packed file "
+        f"{record['bytes_sparse']:,} of {record['bytes_plain']:,} bytes{small}"
+    )
 
 
 def write_models(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str, str]) -> dict[str, int]:

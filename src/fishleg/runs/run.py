@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +17,23 @@ import torch
 from torch import nn
 
 from fishleg.formats import checkpoint
-from fishleg.inverse.auxiliary import AuxiliaryStats
-from fishleg.pruning.gradual import Gradual
-from fishleg.pruning.masks import apply_masks
-from fishleg.pruning.tuning import FineTuningOptions
-from fishleg.runs.budgets import (
-    Plan,
-    check_reachable,
-    count_macs,
-    kept_macs,
-    macs_budget,
-    make_plan,
-    sparsity_for_macs,
-)
-from fishleg.runs.describe import compare_speed, describe_layers, describe_run, overlooked
-from fishleg.runs.directory import (
-    CHECKPOINTS,
-    DENSE,
-    LOCK,
-    RECIPE,
-    RUN,
-    SMALL,
-    check_unused,
-    locked,
-    read_record,
-)
+from fishleg.inverse import AuxiliaryStats
+from fishleg.pruning import Event, InverseUpdated, Pruned, StageStarted, TrainingStep
+from fishleg.runs.budgets import check_reachable, macs_budget, make_plan, sparsity_for_macs
+from fishleg.runs.describe import describe_run, run_warnings
+from fishleg.runs.directory import CHECKPOINTS, DENSE, LOCK, RECIPE, RUN, check_unused, locked, read_record
 from fishleg.runs.errors import Interrupted, ToolError
 from fishleg.runs.events import Listener, check_trackers
 from fishleg.runs.log import RunLog
+from fishleg.runs.macs import count_macs
 from fishleg.runs.metrics import Evaluation
-from fishleg.runs.outputs import write_models, write_report, write_small
+from fishleg.runs.outputs import write_results
+from fishleg.runs.plan import Plan
 from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
-from fishleg.runs.setup import Prepared, prepare
+from fishleg.runs.setup import Prepared, make_session, prepare
 from fishleg.runs.signals import StopRequest, capture_warnings
 from fishleg.runs.sources import Data
-from fishleg.runtime.random_state import random_state, seeded, set_random_state
+from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
 from fishleg.runtime.replay import Replayable
 
 logger = logging.getLogger(__name__)
@@ -68,13 +49,24 @@ def start(
     listeners: Sequence[Listener] = (),
     command: str = "",
 ) -> Run:
-    """A new run in the recipe's `out`; everything is checked, and nothing written yet.
+    """Make a new run in the recipe's `out`; everything is checked, and nothing is written yet.
 
-    A model and loaders that you have in hand take the place of those that the recipe names; the model is
-    changed in place.
+    Args:
+        recipe: All options of the run.
+        model: A model in hand, instead of the one that the recipe names; it is changed in place.
+        data: Loaders in hand, instead of those that the recipe names.
+        base: The directory that relative paths refer to; default: the current one.
+        listeners: Objects that are told what happens.
+        command: The command line, for the report.
+
+    Returns:
+        The run; `execute` does the work.
+
+    Raises:
+        ToolError: The directory is in use, or something that the recipe names is wrong.
     """
     base = base or Path.cwd()
-    directory = (base / recipe.out).resolve()
+    directory = (base / recipe.run.out).resolve()
     check_unused(directory)
     prepared = prepare(recipe, base, model=model, data=data)
     return Run(prepared, directory, listeners=listeners, command=command)
@@ -89,7 +81,17 @@ def resume(
 ) -> Run:
     """Go on with the run in a directory, from its last good checkpoint.
 
-    A run that was started with a model and loaders in hand needs them again; the weights do not matter.
+    Args:
+        directory: The directory of the run.
+        model: The model, if the run was started with one in hand; its weights do not matter.
+        data: The loaders, if the run was started with loaders in hand.
+        listeners: Objects that are told what happens.
+
+    Returns:
+        The run; `execute` does the rest of the work.
+
+    Raises:
+        ToolError: There is no run, it is finished, or what it needs cannot be read.
     """
     directory = Path(directory).resolve()
     record = read_record(directory)
@@ -114,7 +116,15 @@ def resume(
 
 
 class Run:
-    """A run in the making. `execute` does the work; build it with `start` or `resume`."""
+    """A run in the making; built by `start` or `resume`.
+
+    Args:
+        prepared: What the recipe names, built and checked.
+        directory: Where the run writes to.
+        listeners: Objects that are told what happens.
+        record: The record of a run that goes on; None: a new run.
+        command: The command line, for the report.
+    """
 
     def __init__(
         self,
@@ -125,55 +135,77 @@ class Run:
         record: dict[str, Any] | None = None,
         command: str = "",
     ) -> None:
-        self.recipe, self.base, self.directory = prepared.recipe, prepared.base, directory
-        self.model, self.surgeon, self.evaluator = prepared.model, prepared.surgeon, prepared.evaluator
-        self.calibration, self.dense = prepared.calibration, prepared.dense
-        self._batch, self._forward = prepared.first_batch, prepared.forward
-        recipe, data = prepared.recipe, prepared.data
+        self.recipe, self.prepared, self.directory = prepared.recipe, prepared, directory
+        self.model, self.evaluator = prepared.model, prepared.evaluator
+        self.calibration, options = prepared.calibration, prepared.recipe.run
         self.fresh = record is None
         self.record: dict[str, Any] = record or {"warnings": [], "resumed": 0, "command": command}
         self.run_log = RunLog(directory, self.record, listeners)
-        self.store = checkpoint.Store(directory / CHECKPOINTS, recipe.keep)
+        self.store = checkpoint.Store(directory / CHECKPOINTS, options.keep)
         self.accepted: Path | None = None  # the checkpoint to go back to in a search
         self.stop = StopRequest()
-        self._saved_at = time.monotonic()
+        self._saved_at = self._since = time.monotonic()
         self._phase, self._q_seen = "estimate", 0
-
-        check_trackers(recipe.tensorboard, recipe.wandb)
+        self._dense: Evaluation | None = None
+        check_trackers(options.tensorboard, options.wandb)
+        self.training = self._training_loader()
+        self.session = make_session(prepared, self.training, self._on_auxiliary_step)
+        self.surgeon = self.session.surgeon
+        self.batch = prepared.draw_batch()
         # read before anything is changed: it is an error if none of the checkpoints can be
         self._found = self.store.latest() if "dense" in self.record else None
-        self._dense: Evaluation | None = None
-        self.surgeon.on_q = self._on_q
-        self.macs = count_macs(self.model, self._batch, self._forward)
-        self.gradual: Gradual | None = None
-        self.training: Replayable | None = None
-        if recipe.mode == "gradual":
-            train = data.train if data.train is not None else data.calibration
-            self.training = Replayable(train, recipe.seed + 1)
-            tuning = {f.name: getattr(recipe, f.name) for f in fields(FineTuningOptions)}
-            self.gradual = Gradual(self.surgeon, self.training, FineTuningOptions(**tuning))
-            self.gradual.restart_data()
+        self.macs = count_macs(self.model, self.batch, prepared.forward)
+        self._prepare_session()
+        self.plan = self._make_first_plan()
+
+    def _training_loader(self) -> Replayable | None:
+        if self.recipe.trains is None:
+            return None
+        data = self.prepared.data
+        train = data.train if data.train is not None else data.calibration
+        return Replayable(train, self.recipe.run.seed + 1)
+
+    def _prepare_session(self) -> None:
+        """Let the session look at its data, and set all loaders back to their beginning."""
+        self.session.prepare()
+        if self.session.fine_tuner is not None and self.training is not None:
+            self.session.fine_tuner.restart_data()
             self.training.load_state_dict({"passes": 0, "place": 0, "last": None})
-        self.surgeon.output_change.choose()
         self.calibration.passes = 1  # what was looked at so far does not count
-        self.plan: Plan | None = None
-        if recipe.max_flops is None:
-            self.plan = make_plan(recipe, self.surgeon, self.macs, self.evaluator.name)
-            if self.plan.max_drop is None:
-                check_reachable(self.surgeon, self.plan.targets[-1])
-                if self.fresh:
-                    self.surgeon.check_removes(self.plan.targets[-1])
-        elif self.fresh:
-            macs_budget(self.surgeon, self.macs, recipe.max_flops)
+
+    def _make_first_plan(self) -> Plan | None:
+        """The plan, unless it needs Q; budgets that cannot be met raise here in any case."""
+        budget = self.recipe.schedule.max_flops
+        if budget is not None:
+            if self.fresh:
+                macs_budget(self.surgeon, self.macs, budget)
+            return None
+        plan = make_plan(self.recipe, self.surgeon, self.macs, self.evaluator.name)
+        if plan.max_drop is None:
+            check_reachable(self.surgeon, plan.targets[-1])
+            if self.fresh:
+                self.surgeon.check_removes(plan.targets[-1])
+        return plan
 
     def listen(self, listener: Listener) -> None:
-        """One more that is told what happens."""
+        """Add a listener.
+
+        Args:
+            listener: An object that is told what happens.
+        """
         self.run_log.listeners.append(listener)
 
     # -- the run itself
 
     def execute(self) -> dict[str, Any]:
-        """Do it all, or what is left of it; returns the record that is in run.json."""
+        """Do all of the work, or what is left of it.
+
+        Returns:
+            The record that is in run.json.
+
+        Raises:
+            Interrupted: The run was asked to stop; it can be resumed.
+        """
         try:
             if self.fresh:  # before anything is written: data or a metric may be at fault
                 with capture_warnings(self.run_log.warn):
@@ -187,7 +219,11 @@ class Run:
 
     def _work(self) -> None:
         try:
-            with self.stop.heard(), capture_warnings(self.run_log.warn), seeded(self.recipe.seed):
+            with (
+                self.stop.heard(),
+                capture_warnings(self.run_log.warn),
+                seeded(self.recipe.run.seed),
+            ):
                 if self.fresh:
                     self._begin()
                 else:
@@ -205,9 +241,11 @@ class Run:
         checkpoint.save(self.directory / DENSE, self.model.state_dict())
         checkpoint.write_atomically(self.directory / RECIPE, self.recipe.to_toml().encode())
         self.record |= {
-            "name": self.recipe.model, "base": str(self.base), "threads": torch.get_num_threads(),
+            "name": self.recipe.model.model,
+            "base": str(self.prepared.base),
+            "threads": torch.get_num_threads(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }  # fmt: skip
+        }
         self.run_log.status("running")
         dense = self._dense or self._evaluate_dense()
         self.record |= describe_run(self.recipe, self.surgeon, self.evaluator, self.macs, dense)
@@ -219,99 +257,95 @@ class Run:
             "start", metric=dense.metric, loss=dense.loss, prunable=self.record["prunable"],
             stages=self.plan.stages,
         )  # fmt: skip
-        for message in overlooked(self.recipe, self.surgeon, self.evaluator, self.macs, dense):
+        for message in run_warnings(self.recipe, self.surgeon, self.evaluator, self.macs, dense):
             self.run_log.warn(message)
         self._save()
         self.accepted = self.store.paths()[-1]
 
     def _go_on(self) -> None:
-        if "dense" not in self.record:  # killed before anything was measured
-            self._begin()
-            return
         found, self._found = self._found, None
-        if found is None:
+        if "dense" not in self.record or found is None:  # killed before anything was measured
             self._begin()
             return
         path, state = found
         self._load(state)
-        if not self.pruned:
+        assert self.plan is not None
+        if not self._ahead_of_plan:
             self.accepted = path
         self.record["resumed"] = self.record.get("resumed", 0) + 1
-        self.run_log.load_state_dict(state["ledger"])
+        self.run_log.load_state_dict(state["run_log"])
         self.run_log.status("running")
-        assert self.plan is not None
         fraction = self.plan.fraction
         self.run_log.emit("resume", sparsity=self.surgeon.sparsity, checkpoint=path.name, fraction=fraction)
 
     def _loop(self) -> None:
-        """Stage after stage. `pruned` says that the present stage is past its pruning."""
+        """Stage after stage; a stage that is past its pruning goes on with its training."""
         assert self.plan is not None
         while True:
-            if not self.pruned:
+            if self._ahead_of_plan:
+                target: float | None = self.surgeon.history[-1].target
+            else:
                 target = self.plan.next(self._predicted)
                 if target is None and self._over_flops():
                     continue
-                if target is None:
-                    return
-                self._prune(target)
-            self._train()
+            if target is None:
+                return
+            self._since = time.monotonic()
+            for event in self.session.stage(target, number=self.plan.done + 1, of=self.plan.stages):
+                self._on_event(event)
             self._judge()
 
     @property
-    def pruned(self) -> bool:
-        """Whether the surgeon is a stage ahead of the plan."""
+    def _ahead_of_plan(self) -> bool:
+        """Whether the last stage is pruned and not yet judged."""
         assert self.plan is not None
         history = self.surgeon.history
         return bool(history) and history[-1].target > self.plan.good
 
     def _predicted(self, sparsity: float) -> float:
-        inverse = self.surgeon.inverse or self.surgeon.estimate()
-        return sum(self.surgeon.predict(inverse, self.surgeon.select(inverse, sparsity)).values())
-
-    def _prune(self, target: float) -> None:
-        assert self.plan is not None
+        """The loss increase that the last Q predicts for a sparsity."""
         surgeon = self.surgeon
-        self._phase = "estimate" if surgeon.inverse is None or surgeon.learning is None else "refine"
-        with self.run_log.timed("estimate"):
-            if self.gradual is not None:
-                inverse = self.gradual.look()
-            elif surgeon.inverse is None:
-                inverse = surgeon.estimate()
-            elif not surgeon.history and surgeon.learning is not None:
-                inverse = surgeon.inverse
-            else:
-                inverse = surgeon.refine()
-        with self.run_log.timed("prune"):
-            worker = surgeon if self.gradual is None else self.gradual
-            step = worker.prune(target, inverse=inverse)
-        after = self._evaluate() if self.gradual is not None else Evaluation(float("nan"), None)
-        metric = None if self.gradual is None else after.metric
-        # with Q = I the quadratic model speaks of weights, not of the loss
-        predicted = None if self.recipe.method == "magnitude" else step.predicted
+        inverse = surgeon.curvature.latest(surgeon.masks)
+        masks = surgeon.pruner.select(inverse, sparsity, surgeon.masks)
+        return sum(surgeon.pruner.predict(inverse, masks).values())
+
+    def _on_event(self, event: Event) -> None:
+        """Log what the session reports, save where the run can go on from, and stop if asked to."""
+        if isinstance(event, StageStarted):
+            self._phase = event.update
+        elif isinstance(event, InverseUpdated):
+            self._count_seconds("estimate")
+        elif isinstance(event, Pruned):
+            self._count_seconds("prune")
+            self._on_pruned(event)
+            self._phase = "train"
+        elif isinstance(event, TrainingStep):
+            self._on_training_step(event)
+        self._since = time.monotonic()
+
+    def _count_seconds(self, what: str) -> None:
+        self.run_log.timing[what] += time.monotonic() - self._since
+
+    def _on_pruned(self, event: Pruned) -> None:
+        step = event.step
+        after = self._evaluate() if self.recipe.trains is not None else None
         self.run_log.emit(
-            "prune", stage=self.plan.done + 1, stages=self.plan.stages, target=target, sparsity=step.sparsity,
-            predicted=predicted, measured=step.measured, metric=metric, loss=after.loss,
+            "prune", stage=event.stage, stages=event.stages, target=step.target, sparsity=step.sparsity,
+            predicted=step.predicted if event.predicts else None, measured=step.measured,
+            metric=None if after is None else after.metric, loss=None if after is None else after.loss,
         )  # fmt: skip
         self._save()
 
-    def _train(self) -> None:
-        if self.gradual is None:
-            return
-        assert self.plan is not None
-        self._phase = "train"
-        before = time.monotonic()
-        for loss in self.gradual.train():
-            assert self.gradual.optimizer is not None
-            self.run_log.emit(
-                "train", stage=self.plan.done + 1, stages=self.plan.stages, step=self.gradual.step,
-                steps=self.gradual.steps, loss=loss, lr=self.gradual.optimizer.param_groups[0]["lr"],
-            )  # fmt: skip
-            self.run_log.timing["train"] += time.monotonic() - before
-            due = time.monotonic() - self._saved_at > 60 * self.recipe.checkpoint_minutes
-            if (due or self.stop.asked) and self.gradual.step < self.gradual.steps:
-                self._save()
-                self._stop_if_asked()
-            before = time.monotonic()
+    def _on_training_step(self, event: TrainingStep) -> None:
+        self.run_log.emit(
+            "train", stage=event.stage, stages=event.stages, step=event.step, steps=event.steps,
+            loss=event.loss, lr=event.lr,
+        )  # fmt: skip
+        self._count_seconds("train")
+        due = time.monotonic() - self._saved_at > 60 * self.recipe.run.checkpoint_minutes
+        if (due or self.stop.asked) and event.step < event.steps:
+            self._save()
+            self._stop_if_asked()
 
     def _judge(self) -> None:
         """Measure the stage and accept it, or go back."""
@@ -330,7 +364,7 @@ class Run:
         self._stop_if_asked()
 
     def _roll_back(self) -> None:
-        """Weights, masks, Q and optimizer of the last accepted stage; the plan keeps what it has learned."""
+        """Restore the last accepted stage; the plan keeps what it has learned."""
         assert self.accepted is not None
         assert self.plan is not None
         learned, accepted = self.plan.state_dict(), self.accepted
@@ -340,10 +374,11 @@ class Run:
         self._save()
 
     def _over_flops(self) -> bool:
-        """A budget of multiply-adds may want a last, small stage: scores change while pruning."""
-        if self.recipe.max_flops is None or self.plan is None:
+        """Whether a budget of multiply-adds needs one more, small stage: scores change while pruning."""
+        budget = self.recipe.schedule.max_flops
+        if budget is None or self.plan is None:
             return False
-        enough = sparsity_for_macs(self.surgeon, self.macs, self.recipe.max_flops)
+        enough = sparsity_for_macs(self.surgeon, self.macs, budget)
         if enough <= self.surgeon.sparsity:
             return False
         self.plan.targets.append(enough)
@@ -354,50 +389,15 @@ class Run:
         if not self.surgeon.masks:
             raise ToolError(
                 f"nothing was pruned: even a sparsity of {self.plan.bad or 0:.1%} costs more than "
-                f"max_drop = {self.recipe.max_drop}"
+                f"max_drop = {self.recipe.schedule.max_drop}"
             )
-        apply_masks(self.model, self.surgeon.masks)
-        state = {name: value.detach().cpu().contiguous() for name, value in self.model.state_dict().items()}
-        facts = {"sparsity": f"{self.surgeon.sparsity:.6f}", "recipe": self.recipe.to_toml()}
-        masks = self.surgeon.masks
-        self.record |= {
-            **write_models(self.directory, state, facts),
-            "sparsity": self.surgeon.sparsity, "target": self.plan.good,
-            "nonzero": sum(int((p != 0).sum()) for p in self.model.parameters()),
-            "macs_sparse": kept_macs(self.macs, masks),
-        }  # fmt: skip
-        runs_as = self.model
-        if self.surgeon.pattern.whole_rows:
-            try:
-                runs_as, cut = write_small(self.directory, self.model, self._batch, self._forward, facts)
-                self.record |= cut
-            except (ValueError, RuntimeError) as error:
-                self.run_log.warn(f"no {SMALL}, removed rows stay in the model as zeros: {error}")
-        self.record["speed"] = compare_speed(self.dense, runs_as, self._batch, self._forward)
-        self.record["layers"] = describe_layers(self.surgeon, self.macs)
-        write_report(
-            self.directory, {**self.record, **self.run_log.summary("finished")}, self.recipe.to_toml()
-        )
+        self.session.finish()
+        self.record["target"] = self.plan.good
+        message = write_results(self.prepared, self.surgeon, self.batch, self.macs, self.run_log)
         self.run_log.status("finished")  # last of all: killed before this, the run is resumed and ends again
         for path in self.store.paths()[:-1]:
             path.unlink()
-        dense, sparse = self.record["dense"]["metric"], self.record["sparse"]["metric"]
-        shown = self.evaluator.shown
-        self.run_log.emit(
-            "finish",
-            message=f"done: {self.evaluator.name} {shown(dense)} -> {shown(sparse)} at sparsity "
-            f"{self.record['sparsity']:.2%}; packed file {self.record['bytes_sparse']:,} of "
-            f"{self.record['bytes_plain']:,} bytes{self._told_of_small()}",
-        )
-
-    def _told_of_small(self) -> str:
-        if "bytes_small" not in self.record:
-            return ""
-        speed = self.record["speed"]
-        return (
-            f"; {SMALL}, without the removed rows, {self.record['bytes_small']:,} bytes and "
-            f"{speed['dense_ms'] / speed['sparse_ms']:.2f} times as fast"
-        )
+        self.run_log.emit("finish", message=message)
 
     # -- saving and loading
 
@@ -405,19 +405,18 @@ class Run:
         assert self.plan is not None
         return {
             "model": self.model.state_dict(),
-            "surgeon": self.surgeon.state_dict(),
-            "gradual": None if self.gradual is None else self.gradual.state_dict(),
+            "session": self.session.state_dict(),
             "plan": self.plan.state_dict(),
             "calibration": self.calibration.state_dict(),
             "training": None if self.training is None else self.training.state_dict(),
-            "random": random_state(),
-            "ledger": self.run_log.state_dict(),
+            "random": get_random_state(),
+            "run_log": self.run_log.state_dict(),
             "accepted": None if self.accepted is None else self.accepted.name,
             "sparse": self.record.get("sparse"),
         }
 
     def _save(self) -> Path:
-        """A checkpoint; the accepted one survives the clearing of old ones."""
+        """Write a checkpoint; the accepted one survives the clearing of old ones."""
         with self.run_log.timed("checkpoint"):
             path = self.store.save(self._state(), protect=self.accepted)
         self._saved_at = time.monotonic()
@@ -426,11 +425,10 @@ class Run:
 
     def _load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.surgeon.load_state_dict(state["surgeon"])
-        if self.gradual is not None and self.training is not None:
-            self.gradual.load_state_dict(state["gradual"])
+        self.session.load_state_dict(state["session"])
+        if self.session.fine_tuner is not None and self.training is not None:
             self.training.load_state_dict(state["training"])
-            self.gradual.restart_data()
+            self.session.fine_tuner.restart_data()
         if self.plan is None:
             self.plan = Plan([])
         self.plan.load_state_dict(state["plan"])
@@ -448,11 +446,11 @@ class Run:
             return self.evaluator(self.model)
 
     def _evaluate_dense(self) -> Evaluation:
-        """Of the same random numbers, wherever it happens."""
-        with seeded(self.recipe.seed):
+        """Evaluate with the same random numbers, wherever it happens."""
+        with seeded(self.recipe.run.seed):
             return self._evaluate()
 
-    def _on_q(self, stats: AuxiliaryStats) -> None:
+    def _on_auxiliary_step(self, stats: AuxiliaryStats) -> None:
         if self.stop.asked:
             raise Interrupted("stopped")
         self._q_seen += 1

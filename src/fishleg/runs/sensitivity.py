@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fishleg.pruning.surgeon import Surgeon
-from fishleg.runs.budgets import check_reachable, magnitudes
+from fishleg.pruning import Surgeon, default_sparsity
+from fishleg.runs.budgets import check_reachable
 from fishleg.runs.errors import ToolError
 from fishleg.runs.recipe import Recipe
-from fishleg.runs.setup import prepare
+from fishleg.runs.setup import make_session, prepare
 
 PICTURES = (".png", ".svg", ".pdf")
 GRID = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -126,22 +126,25 @@ def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = GRID)
         raise ToolError(f"sparsity must be in (0, 1) and at most the pattern's limit {limit}, got {at}")
     grid = tuple(sorted({s for s in (*grid, at) if s <= limit}))
     # a small layer cannot reach every sparsity: something must stay
-    most = {name: 1 - 1 / scores.numel() for name, scores in magnitudes(surgeon).items()}
+    most = {name: 1 - 1 / scores.numel() for name, scores in surgeon.weights.magnitudes().items()}
     for sparsity in grid:
-        for name in surgeon.prunable:
+        for name in surgeon.weights.names:
             check_reachable(surgeon, min(sparsity, most[name]), only=[name])
-    inverse = surgeon.inverse or surgeon.estimate()
-    curves: dict[str, list[float]] = {name: [] for name in surgeon.prunable}
+    pruner = surgeon.pruner
+    inverse = surgeon.curvature.latest(surgeon.masks)
+    curves: dict[str, list[float]] = {name: [] for name in surgeon.weights.names}
     for sparsity in grid:
-        for name in surgeon.prunable:
+        for name in surgeon.weights.names:
             target = min(sparsity, most[name])
-            masks = surgeon.exchange(inverse, surgeon.select(inverse, target, only=[name]))
-            curves[name].append(surgeon.predict(inverse, masks)[name])
-    sizes = {name: surgeon.model.get_parameter(name).numel() for name in surgeon.prunable}
+            masks = pruner.search(
+                inverse, pruner.select(inverse, target, surgeon.masks, only=[name]), surgeon.masks
+            )
+            curves[name].append(pruner.predict(inverse, masks)[name])
+    sizes = {name: surgeon.model.get_parameter(name).numel() for name in surgeon.weights.names}
     return Sensitivity(grid, curves, sizes, at)
 
 
 def analyse(recipe: Recipe) -> Sensitivity:
     """The same for a recipe; without a sparsity, at 0.9 or as far as its pattern goes."""
-    surgeon = prepare(recipe).surgeon
-    return sensitivity(surgeon, recipe.sparsity or min(0.9, surgeon.pattern.limit))
+    surgeon = make_session(prepare(recipe)).surgeon
+    return sensitivity(surgeon, recipe.schedule.sparsity or default_sparsity(surgeon.pattern))

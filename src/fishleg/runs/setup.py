@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.curvature.likelihoods import Likelihood, as_likelihood
-from fishleg.pruning.options import PruningOptions
-from fishleg.pruning.surgeon import Surgeon
+from fishleg.inverse import AuxiliaryStats
+from fishleg.pruning import PruningSession
 from fishleg.runs import sources
 from fishleg.runs.errors import ToolError
 from fishleg.runs.metrics import Evaluator
@@ -24,34 +24,41 @@ from fishleg.runtime.modes import evaluation_mode
 from fishleg.runtime.random_state import seeded
 from fishleg.runtime.replay import Replayable
 
-MAX_EXACT = 4096  # parameters per layer, the limit of baselines.estimate
 _UNNAMED_EVALUATION = 50  # batches of the calibration data, where no eval_data are named
 
 
-@dataclass
+@dataclass(frozen=True)
 class Prepared:
-    """What is ready to be worked on."""
+    """What a recipe names, built and checked.
+
+    Args:
+        recipe: The recipe.
+        base: The directory that relative paths refer to.
+        model: The model with its weights.
+        dense: A copy of it that stays as it is.
+        data: The loaders as they were given.
+        calibration: The calibration loader, made repeatable.
+        forward: How the model is called on a batch.
+        likelihood: The distribution of the outputs.
+        evaluator: What measures models.
+    """
 
     recipe: Recipe
     base: Path
     model: nn.Module
-    dense: nn.Module  # a copy that stays as it is
+    dense: nn.Module
     data: sources.Data
     calibration: Replayable
     forward: Forward
     likelihood: Likelihood
     evaluator: Evaluator
-    _surgeon: Surgeon | None = None  # None where nothing is to be pruned
 
-    @property
-    def surgeon(self) -> Surgeon:
-        """What prunes the model."""
-        assert self._surgeon is not None
-        return self._surgeon
+    def draw_batch(self) -> Any:
+        """Draw a batch, for what depends on shapes alone.
 
-    @property
-    def first_batch(self) -> Any:
-        """Some batch, for what depends on shapes alone."""
+        Returns:
+            The first batch of a new pass over the calibration loader.
+        """
         return next(iter(self.data.calibration))
 
 
@@ -61,76 +68,102 @@ def prepare(
     *,
     model: nn.Module | None = None,
     data: sources.Data | None = None,
-    surgery: bool = True,
+    prunes: bool = True,
     dense: Mapping[str, Tensor] | None = None,
 ) -> Prepared:
-    """Build and check everything that the recipe names.
+    """Build and check everything that a recipe names.
 
-    `model` and `data` are used instead of what the recipe says of them; `dense` replaces the model's weights
-    (a resumed run has its own copy of them).
+    Args:
+        recipe: The recipe.
+        base: The directory that relative paths refer to; default: the current one.
+        model: A model to use instead of the one that the recipe names.
+        data: Loaders to use instead of those that the recipe names.
+        prunes: Whether the model will be pruned; calibration data are needed then.
+        dense: Weights to use instead of the recipe's: a resumed run has its own copy of them.
+
+    Returns:
+        What is ready to be worked on.
+
+    Raises:
+        ToolError: Something cannot be found, loaded or called.
     """
     base = base or Path.cwd()
     recipe.check()
-    device = as_device(recipe.device)
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
-    if data is None:  # before the model: a workload's takes a while to train
-        with seeded(recipe.seed):  # a random split, say, is the same after a restart
+    device, seed = as_device(recipe.run.device), recipe.run.seed
+    if recipe.run.threads is not None:
+        torch.set_num_threads(recipe.run.threads)
+    if data is None:  # before the model: that of a workload takes a while to train
+        named = recipe.data
+        with seeded(seed):  # a random split, for instance, is the same after a restart
             data = sources.make_data(
-                recipe.model, recipe.data, recipe.train_data, recipe.eval_data, base, calibrated=surgery
+                recipe.model.model, named.data, named.train_data, named.eval_data, base, calibrated=prunes
             )
-    weights = None if dense is not None or recipe.weights is None else load_weights(recipe.weights, base)
-    forward: Forward = default_forward
-    if recipe.forward:
-        forward = sources.find_function(recipe.forward, "forward", base)
-    custom = sources.find_function(recipe.metric, "metric", base) if recipe.metric else None
-    if model is None:
-        trained = dense is None and recipe.weights is None
-        with seeded(recipe.seed):
-            model = sources.make_model(recipe.model, base, trained=trained)
-    model = model.to(device)
-    if next(model.parameters(), None) is None:
-        raise ToolError(f"model: {recipe.model} returned a module without parameters")
-    if dense is not None:
-        apply_weights(model, dict(dense), "the run's own copy")
-    elif weights is not None and recipe.weights is not None:
-        apply_weights(model, weights, recipe.weights)
-    likelihood = as_likelihood(recipe.likelihood)
+    model = _make_model(recipe, base, model, dense).to(device)
+    forward = default_forward
+    if recipe.model.forward:
+        forward = sources.find_function(recipe.model.forward, "forward", base)
+    custom = sources.find_function(recipe.data.metric, "metric", base) if recipe.data.metric else None
+    likelihood = as_likelihood(recipe.model.likelihood)
     _preflight(model, data, forward, likelihood)
     still = copy.deepcopy(model).eval()
     evaluation = data.evaluation if data.evaluation is not None else data.calibration
     evaluator = Evaluator(
-        Replayable(evaluation, recipe.seed + 2), likelihood, forward,
-        reference=still if surgery or dense is not None else None, custom=custom,
+        Replayable(evaluation, seed + 2), likelihood, forward,
+        reference=still if prunes or dense is not None else None, custom=custom,
         most_batches=_UNNAMED_EVALUATION if data.evaluation is None else None,
     )  # fmt: skip
-    calibration = Replayable(data.calibration, recipe.seed)
-    ready = Prepared(recipe, base, model, still, data, calibration, forward, likelihood, evaluator)
-    if surgery:
-        ready._surgeon = _make_surgeon(ready)
-    return ready
+    calibration = Replayable(data.calibration, seed)
+    return Prepared(recipe, base, model, still, data, calibration, forward, likelihood, evaluator)
 
 
-def _make_surgeon(ready: Prepared) -> Surgeon:
-    recipe = ready.recipe
-    if recipe.empirical and recipe.method != "fishleg" and targets_of(ready.first_batch) is None:
+def _make_model(
+    recipe: Recipe, base: Path, model: nn.Module | None, dense: Mapping[str, Tensor] | None
+) -> nn.Module:
+    """The model with its weights. The file of weights is read first: a missing one is told at once."""
+    named = recipe.model
+    own = dense is None and named.weights is not None
+    weights = load_weights(str(named.weights), base) if own else None
+    if model is None:
+        with seeded(recipe.run.seed):
+            model = sources.make_model(named.model, base, trained=dense is None and named.weights is None)
+    if next(model.parameters(), None) is None:
+        raise ToolError(f"model: {named.model} returned a module without parameters")
+    if dense is not None:
+        apply_weights(model, dict(dense), "the run's own copy")
+    elif weights is not None:
+        apply_weights(model, weights, str(named.weights))
+    return model
+
+
+def make_session(
+    prepared: Prepared,
+    train_loader: Iterable[Any] | None = None,
+    on_auxiliary_step: Callable[[AuxiliaryStats], None] | None = None,
+) -> PruningSession:
+    """Make the session that prunes a prepared model.
+
+    Args:
+        prepared: What `prepare` returned.
+        train_loader: Training batches, where the recipe trains.
+        on_auxiliary_step: Receives the statistics of every step of Q's learning.
+
+    Returns:
+        The session.
+
+    Raises:
+        ToolError: The empirical Fisher is asked for and the data have no labels.
+    """
+    recipe, options = prepared.recipe, prepared.recipe.pruning
+    if options.empirical and targets_of(prepared.draw_batch()) is None:
         raise ToolError("empirical = true needs labels: data must yield (inputs, targets)")
-    options = {f.name for f in fields(PruningOptions)} & {f.name for f in fields(Recipe)}
-    surgeon = Surgeon(
-        ready.model, ready.calibration, ready.likelihood, forward=ready.forward,
-        generator=torch.Generator().manual_seed(recipe.seed),
-        # multiply-adds are planned from the weights that each layer keeps
-        mask_search_across_layers=recipe.max_flops is None,
-        **{name: getattr(recipe, name) for name in options},
+    if recipe.schedule.max_flops is not None:
+        # multiply-adds are planned from the number of weights that each layer keeps
+        options = replace(options, mask_search_across_layers=False)
+    return PruningSession(
+        prepared.model, prepared.calibration, likelihood=prepared.likelihood, options=options,
+        fine_tuning=recipe.trains, train_loader=train_loader, forward=prepared.forward,
+        generator=torch.Generator().manual_seed(recipe.run.seed), on_auxiliary_step=on_auxiliary_step,
     )  # fmt: skip
-    if recipe.method == "exact":
-        largest = max(surgeon.layers.values(), key=lambda layer: torch.Size(layer.shape).numel())
-        size = torch.Size(largest.shape).numel()
-        if size > MAX_EXACT:
-            raise ToolError(
-                f"method 'exact' needs layers of at most {MAX_EXACT} parameters, {largest.name!r} has {size}"
-            )
-    return surgeon
 
 
 def _preflight(model: nn.Module, data: sources.Data, forward: Forward, likelihood: Likelihood) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fishleg.runs.errors import ToolError, nearest
+from fishleg.options.declaration import nearest
+from fishleg.runs.errors import ToolError
 from fishleg.workloads.registry import WORKLOADS, Workload
 
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]

@@ -1,8 +1,8 @@
-"""How a batch from the user's DataLoader becomes a call of the user's model.
+"""Batches of a DataLoader: their inputs, targets and size, and the call of the model on them.
 
-A batch may be a tensor, (inputs, targets), (inputs,), or a mapping of keyword arguments. Anything else
-works through a `forward(model, batch) -> outputs` of your own. Targets are used to find ignored positions;
-the true Fisher never reads them, and what does not fit the outputs is not taken for targets.
+A batch may be a tensor, `(inputs, targets)`, `(inputs,)`, or a mapping of keyword arguments. Every other
+format needs a user-defined `forward(model, batch) -> outputs`. Targets only mark ignored positions here: the
+true Fisher matrix does not use their values. Targets whose shape does not fit the outputs are not used.
 """
 
 from __future__ import annotations
@@ -16,12 +16,28 @@ import torch
 from torch import Tensor, nn
 
 Forward = Callable[[nn.Module, Any], Tensor]
-_IGNORED = -100  # the label that is left out of a loss, in torch as in the libraries of language models
+_IGNORED = -100  # the default ignore_index of torch's losses and of the language-model libraries
 _TARGET_KEYS = ("labels", "label", "targets", "target")
 
 
 def default_forward(model: nn.Module, batch: Any) -> Tensor:
-    """Call the model on the inputs of a batch; its output tensor (the logits where there are several)."""
+    """Call the model on the inputs of a batch.
+
+    Args:
+        model: The model to call.
+        batch: A tensor, `(inputs, targets)`, `(inputs,)`, or a mapping of keyword arguments.
+
+    Returns:
+        The output tensor; if the model returns several tensors, the logits.
+
+    Raises:
+        TypeError: If the model's call fails, or its result holds no output tensor.
+        ValueError: If the batch has an ambiguous format, or a key that the model does not accept.
+
+    Example:
+        >>> default_forward(nn.Linear(3, 2), (torch.zeros(5, 3), torch.zeros(5))).shape
+        torch.Size([5, 2])
+    """
     inputs = inputs_of(batch)
     if not isinstance(inputs, Mapping):
         return output_tensor(model(inputs))
@@ -32,15 +48,26 @@ def default_forward(model: nn.Module, batch: Any) -> Tensor:
         if refused is None or refused[1] not in inputs:
             raise
         raise ValueError(
-            f"the model takes no argument {refused[1]!r}, which a batch has: all keys are arguments, except "
-            f"for targets, which must be called {', '.join(_TARGET_KEYS[:-1])} or {_TARGET_KEYS[-1]}; "
-            "pass forward=lambda model, batch: ... to say how the model is called"
+            f"the model takes no argument {refused[1]!r}, but a batch has this key: all keys are passed as "
+            f"arguments, except targets, which must be called {', '.join(_TARGET_KEYS[:-1])} or "
+            f"{_TARGET_KEYS[-1]}; "
+            "pass forward=lambda model, batch: ... to define how the model is called"
         ) from error
     return output_tensor(outputs)
 
 
 def inputs_of(batch: Any) -> Any:
-    """The part of a batch that goes into the model."""
+    """Return the part of a batch that goes into the model.
+
+    Args:
+        batch: A tensor, `(inputs, targets)`, `(inputs,)`, or a mapping of keyword arguments.
+
+    Returns:
+        The inputs: a tensor, or a dictionary of keyword arguments without the targets.
+
+    Raises:
+        ValueError: If the batch is an empty sequence, or has more than two parts.
+    """
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key not in _TARGET_KEYS}
     if isinstance(batch, (tuple, list)):
@@ -49,38 +76,59 @@ def inputs_of(batch: Any) -> Any:
         if len(batch) > 2:
             raise ValueError(
                 f"a batch of {len(batch)} parts is ambiguous: expected (inputs, targets); "
-                "pass forward=lambda model, batch: ... to say how the model is called"
+                "pass forward=lambda model, batch: ... to define how the model is called"
             )
         return inputs_of(batch[0]) if isinstance(batch[0], Mapping) else batch[0]
     return batch
 
 
 def targets_of(batch: Any) -> Tensor | None:
-    """The targets of a batch, or None where it has none."""
+    """Return the targets of a batch.
+
+    In a mapping the targets have one of the keys "labels", "label", "targets" or "target". Labels of a causal
+    language model are shifted by one token, so that position i holds the label of output i.
+
+    Args:
+        batch: A tensor, `(inputs, targets)`, `(inputs,)`, or a mapping of keyword arguments.
+
+    Returns:
+        The targets, or None if the batch has none.
+    """
     if isinstance(batch, Mapping):
         targets = next((batch[key] for key in _TARGET_KEYS if torch.is_tensor(batch.get(key))), None)
-        return _next_tokens(targets, batch.get("input_ids"))
+        return _shift_if_causal(targets, batch.get("input_ids"))
     if isinstance(batch, (tuple, list)) and len(batch) == 2 and torch.is_tensor(batch[1]):
         return batch[1]
     return None
 
 
-def _next_tokens(targets: Tensor | None, tokens: Any) -> Tensor | None:
-    """Labels that repeat the tokens are a causal language model's: position i is to predict token i + 1.
+def _shift_if_causal(targets: Tensor | None, tokens: Any) -> Tensor | None:
+    """Return the targets, shifted by one position if they repeat the tokens.
 
-    Such models shift the labels themselves when they compute their loss; here it has to be done for them.
+    Targets that equal the tokens belong to a causal language model, whose output i predicts token i + 1.
+    Such a model shifts the labels inside its own loss, which is not used here.
     """
     if targets is None or not torch.is_tensor(tokens) or targets.shape != tokens.shape or tokens.dim() < 2:
         return targets
-    counts = targets != _IGNORED
-    if not bool(counts.any()) or not torch.equal(targets[counts], tokens[counts]):
+    counted = targets != _IGNORED
+    if not bool(counted.any()) or not torch.equal(targets[counted], tokens[counted]):
         return targets
     last = torch.full_like(targets[..., :1], _IGNORED)
     return torch.cat([targets[..., 1:], last], dim=-1)
 
 
 def output_tensor(outputs: Any) -> Tensor:
-    """The tensor of interest in whatever a model returned."""
+    """Return the output tensor in the value that a model returned.
+
+    Args:
+        outputs: A tensor, a mapping or object with `logits`, or a sequence whose first item is a tensor.
+
+    Returns:
+        The tensor itself, the logits, or the first item of the sequence.
+
+    Raises:
+        TypeError: If `outputs` holds no such tensor.
+    """
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping) and torch.is_tensor(outputs.get("logits")):
@@ -92,18 +140,32 @@ def output_tensor(outputs: Any) -> Tensor:
         return outputs[0]
     raise TypeError(
         f"the model returned {type(outputs).__name__}, which holds no output tensor or `logits`; "
-        "pass forward=lambda model, batch: ... to say which tensor is the output"
+        "pass forward=lambda model, batch: ... to select the output tensor"
     )
 
 
 def batch_size(batch: Any) -> int:
-    """How many examples a batch has: the length of its targets, or else of its inputs.
+    """Return the number of examples in a batch.
 
-    Where tensors differ in length, a length that is also a later dimension of another tensor is taken for
-    that of a sequence, as in {"mask": [time, time], "x": [batch, time, features]}; of the others the most
-    frequent counts, and then the first.
+    This is the length of the targets or, without targets, of the inputs. If the tensors have different
+    lengths, a length that is also a later dimension of another tensor is taken for a sequence length, as in
+    `{"mask": [time, time], "x": [batch, time, features]}`. Of the remaining lengths the most frequent one is
+    used, and among equally frequent ones the first.
+
+    Args:
+        batch: A batch of any format.
+
+    Returns:
+        The number of examples, at least 1.
+
+    Raises:
+        ValueError: If the batch has no tensor with a batch dimension, or is empty.
+
+    Example:
+        >>> batch_size((torch.zeros(5, 3), torch.zeros(5)))
+        5
     """
-    distinct = {id(tensor): tensor for tensor in _tensors(batch)}  # one that is there twice counts once
+    distinct = {id(tensor): tensor for tensor in _all_tensors(batch)}  # a repeated tensor counts once
     tensors = [tensor for tensor in distinct.values() if tensor.dim() > 0]
     if not tensors:
         raise ValueError(
@@ -114,79 +176,126 @@ def batch_size(batch: Any) -> int:
     if targets is not None and targets.dim() > 0 and counts[len(targets)] > 1:
         size = len(targets)
     else:
-        inner = {n: any(n in t.shape[1:] for t in tensors if len(t) != n) for n in counts}
-        size = min(counts, key=lambda n: (n == 0, inner[n], -counts[n]))
+        is_inner = {n: any(n in t.shape[1:] for t in tensors if len(t) != n) for n in counts}
+        size = min(counts, key=lambda n: (n == 0, is_inner[n], -counts[n]))
     if size == 0:
         empty = next(tensor for tensor in tensors if len(tensor) == 0)
         raise ValueError(f"a batch must not be empty, got a tensor of shape {tuple(empty.shape)}")
     return size
 
 
-def is_ambiguous(batch: Any) -> bool:
-    """Whether the lengths of a batch's tensors may be something else than its number of examples.
+def has_ambiguous_size(batch: Any) -> bool:
+    """Return whether the first dimensions of a batch may not be its number of examples.
 
-    Several tensors in a list are as many inputs, or as many examples; only the outputs tell.
+    This holds if the tensors have different lengths. It also holds for a sequence of more than two parts,
+    which may be several inputs or several examples. In these cases the outputs of the model must be checked
+    with `check_parts`.
+
+    Args:
+        batch: A batch of any format.
+
+    Returns:
+        True if `batch_size` had to guess.
     """
-    parts = isinstance(batch, (tuple, list)) and len(batch) > 2
-    return parts or len({len(tensor) for tensor in _tensors(batch) if tensor.dim() > 0}) > 1
+    many_parts = isinstance(batch, (tuple, list)) and len(batch) > 2
+    return many_parts or len({len(tensor) for tensor in _all_tensors(batch) if tensor.dim() > 0}) > 1
 
 
 def check_parts(batch: Any, whole: Sequence[int], parts: Sequence[Sequence[int]]) -> None:
-    """An error where the outputs of a batch's parts do not make up those of the batch; all are shapes.
+    """Check that the outputs of the parts of a batch make up the outputs of the whole batch.
 
-    They must add up along some dimension, which need not be the first, nor as long as the batch: outputs may
-    have time first, or be tokens in a row.
+    The sizes of the parts must add up along one dimension. This need not be the first dimension, and need
+    not have the length of the batch: outputs may have time first, or be the concatenated tokens.
+
+    Args:
+        batch: The batch that was split.
+        whole: The shape of the outputs of the whole batch.
+        parts: The shapes of the outputs of its parts.
+
+    Raises:
+        ValueError: If the shapes do not add up along any dimension.
     """
-    fits = [len(part) == len(whole) for part in parts]
-    if all(fits) and any(sum(part[d] for part in parts) == n for d, n in enumerate(whole)):
+    same_rank = [len(part) == len(whole) for part in parts]
+    if all(same_rank) and any(sum(part[d] for part in parts) == n for d, n in enumerate(whole)):
         return
-    shapes = sorted({tuple(tensor.shape) for tensor in _tensors(batch)})
+    shapes = sorted({tuple(tensor.shape) for tensor in _all_tensors(batch)})
     inputs, made = ", ".join(map(str, shapes[:4])), ", ".join(str(tuple(part)) for part in parts[:4])
     raise ValueError(
-        f"a batch of tensors {inputs} was taken for {batch_size(batch)} examples and cut in {len(parts)}, "
-        f"but the outputs of the parts, {made}, do not make up those of the whole, {tuple(whole)}: examples "
-        "must be the first dimension of the inputs (stack lists of examples in the loader; batch_first=True "
-        "for recurrent networks)"
+        f"a batch of tensors {inputs} was taken for {batch_size(batch)} examples and split into "
+        f"{len(parts)} parts, but the output shapes of the parts, {made}, do not add up to that of the whole "
+        f"batch, {tuple(whole)}: examples must be the first dimension of the inputs (stack lists of examples "
+        "in the loader; batch_first=True for recurrent networks)"
     )
 
 
 def slice_batch(batch: Any, start: int, stop: int) -> Any:
-    """Examples start..stop of a batch: every tensor of the batch's length is cut, the rest is kept.
+    """Return the examples `start` to `stop` (exclusive) of a batch.
 
-    Lists of that length are cut as well where they hold something else than tensors, texts say.
+    Every tensor whose length is the batch size is sliced; all other values are kept. A list or tuple of that
+    length is sliced as well if it holds no tensors, for example a list of texts.
+
+    Args:
+        batch: A batch of any format.
+        start: The first example.
+        stop: One after the last example.
+
+    Returns:
+        A batch of the same format.
+
+    Raises:
+        ValueError: If the inputs and the targets have different lengths, so that the batch cannot be split.
+
+    Example:
+        >>> inputs, targets = slice_batch((torch.zeros(5, 3), torch.arange(5)), 1, 3)
+        >>> inputs.shape, targets
+        (torch.Size([2, 3]), tensor([1, 2]))
     """
     size, targets = batch_size(batch), targets_of(batch)
     if targets is not None and targets.dim() > 0 and len(targets) != size and (start, stop) != (0, size):
         raise ValueError(
-            f"the inputs of a batch have the length {size} and its targets {len(targets)}: the examples "
-            "must come first in both (batch_first=True for recurrent networks)"
+            f"the inputs of a batch have length {size} and its targets {len(targets)}: examples must be the "
+            "first dimension of both (batch_first=True for recurrent networks)"
         )
 
-    def cut(value: Any) -> Any:
+    def sliced(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value[start:stop] if value.dim() > 0 and len(value) == size else value
         if isinstance(value, Mapping):
-            return {key: cut(item) for key, item in value.items()}
+            return {key: sliced(item) for key, item in value.items()}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(cut(item) for item in value))
+            return type(value)(*(sliced(item) for item in value))
         if isinstance(value, (tuple, list)):
-            return (
-                value[start:stop]
-                if len(value) == size and not _tensors(value)
-                else type(value)(map(cut, value))
-            )
+            if len(value) == size and not _all_tensors(value):
+                return value[start:stop]
+            return type(value)(map(sliced, value))
         return value
 
-    return cut(batch)
+    return sliced(batch)
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on the given device."""
+    """Move every tensor of a batch to a device.
+
+    Args:
+        batch: A batch of any format.
+        device: The target device.
+
+    Returns:
+        A batch of the same format.
+    """
     return map_tensors(batch, lambda t: t.to(device))
 
 
 def map_tensors(value: Any, f: Callable[[Tensor], Tensor]) -> Any:
-    """f applied to every tensor inside nested mappings, tuples and lists."""
+    """Apply a function to every tensor inside nested mappings, tuples and lists.
+
+    Args:
+        value: A tensor, a nested container of tensors, or any other value.
+        f: The function to apply.
+
+    Returns:
+        The same structure with the results; values that are not tensors are kept.
+    """
     if isinstance(value, Tensor):
         return f(value)
     if isinstance(value, Mapping):
@@ -198,7 +307,8 @@ def map_tensors(value: Any, f: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _all_tensors(value: Any) -> list[Tensor]:
+    """Return all tensors inside nested mappings, tuples and lists."""
     found: list[Tensor] = []
 
     def collect(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""TODO."""
+"""BatchNorm: its statistics on a batch, and the renewal of its running statistics after pruning."""
 
 from __future__ import annotations
 
@@ -27,13 +27,31 @@ logger = logging.getLogger(__name__)
 
 
 def can_use_batch_statistics(model: nn.Module, batch: Any) -> bool:
-    """Whether a BatchNorm would use them, and has them: a single example has none."""
+    """Return whether normalising by the batch makes a difference and is possible.
+
+    Args:
+        model: The model.
+        batch: A batch of any format.
+
+    Returns:
+        True if a BatchNorm is in training mode and the batch has more than one example.
+    """
     norms = (m for m in model.modules() if isinstance(m, _BatchNorm) and m.training)
     return batch_size(batch) > 1 and any(norms)
 
 
 def refreshable_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The BatchNorms whose statistics may be renewed: they track them, and nobody has frozen them."""
+    """Return the BatchNorm layers whose running statistics may be renewed.
+
+    A layer is left out if it does not track statistics or is frozen. It counts as frozen if its parameters
+    are, or if it is in evaluation mode while the model is in training mode.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The layers in the model's order.
+    """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     norms = [norm for norm in norms if norm.training or not model.training]
     return [norm for norm in norms if norm.weight is None or norm.weight.requires_grad]
@@ -41,7 +59,11 @@ def refreshable_norms(model: nn.Module) -> list[_BatchNorm]:
 
 @contextmanager
 def batch_statistics_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, those BatchNorms are in training mode, the rest of the model is as it was."""
+    """Put the layers of `refreshable_norms` into training mode, and restore their modes afterwards.
+
+    Args:
+        model: The model; all other modules keep their modes.
+    """
     norms = refreshable_norms(model)
     modes = [norm.training for norm in norms]
     try:
@@ -57,27 +79,36 @@ def batch_statistics_mode(model: nn.Module) -> Iterator[None]:
 def batchnorm_input_moments(
     model: nn.Module, batch: Any, forward: Forward = default_forward
 ) -> dict[_BatchNorm, list[Tensor]]:
-    """What the renewable BatchNorms get on a batch, in evaluation mode: per channel, Σx and Σx² of each call.
+    """Compute Σx and Σx² per channel of the inputs of the BatchNorm layers, in evaluation mode.
 
-    What the user's code may draw at random is the same each time, and nothing is left changed.
+    The random generators are seeded, so that random operations of the model give the same result each time.
+    The model and the generators are not changed.
+
+    Args:
+        model: The model.
+        batch: A batch of any format, on the model's device.
+        forward: `forward(model, batch) -> outputs`.
+
+    Returns:
+        For each layer of `refreshable_norms`, one tensor [2, channels] per call of the layer.
     """
-    seen: dict[_BatchNorm, list[Tensor]] = {norm: [] for norm in refreshable_norms(model)}
+    moments: dict[_BatchNorm, list[Tensor]] = {norm: [] for norm in refreshable_norms(model)}
 
-    def note(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         assert isinstance(norm, _BatchNorm)
         x = at_least_float32(args[0] if args else kwargs["input"]).transpose(0, 1).flatten(1)
-        seen[norm].append(torch.stack([x.sum(1), x.square().sum(1)]))
+        moments[norm].append(torch.stack([x.sum(1), x.square().sum(1)]))
 
-    if not seen:
-        return seen
-    hooks = [norm.register_forward_pre_hook(note, with_kwargs=True) for norm in seen]
+    if not moments:
+        return moments
+    hooks = [norm.register_forward_pre_hook(record, with_kwargs=True) for norm in moments]
     try:
         with eager_mode(), evaluation_mode(model), seeded(0):
             forward(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return moments
 
 
 @torch.no_grad()
@@ -88,12 +119,21 @@ def refresh_batchnorm(
     forward: Forward = default_forward,
     only: Collection[nn.Module] | None = None,
 ) -> int:
-    """Re-estimate BatchNorm's running statistics on some batches; returns how many layers were refreshed.
+    """Re-estimate the running statistics of BatchNorm layers on some batches.
 
-    Only layers that track statistics change, and in a model that is being trained only those in training
-    mode: a BatchNorm in eval mode there is frozen on purpose, and so is one whose parameters are. A batch of
-    one example is left out where its channels have a single value. Every module's mode is restored.
-    `only` restricts it to some of them; the others then normalise by the statistics that they have.
+    The layers are those of `refreshable_norms`. Every example has the same weight. A batch that gives a
+    channel only one value is left out. The mode of every module is restored. If an exception is raised, the
+    old statistics are restored.
+
+    Args:
+        model: The model.
+        loader: The loader of the batches.
+        batches: The number of batches.
+        forward: `forward(model, batch) -> outputs`.
+        only: If given, only these layers are renewed; the others normalise by their present statistics.
+
+    Returns:
+        The number of layers with new statistics.
     """
     norms = [norm for norm in refreshable_norms(model) if only is None or norm in only]
     if not norms or batches < 1:
@@ -102,21 +142,21 @@ def refresh_batchnorm(
     modes = {module: module.training for module in model.modules()}
     momenta = {norm: norm.momentum for norm in norms}
     before = {norm: copy.deepcopy(norm.state_dict()) for norm in norms}
-    averages = _Averages(norms)
+    averages = _ExampleAverages(norms)
     try:
         model.eval()
         for norm in norms:
             norm.reset_running_stats()
             norm.train()
         for _, batch in zip(range(batches), cycle(loader), strict=False):
-            with eager_mode(), averages.of(batch):
+            with eager_mode(), averages.counting(batch):
                 forward(model, move_batch(batch, device))
-        if not any(averages.seen.values()):
+        if not any(averages.examples.values()):
             logger.warning(
-                "BatchNorm's statistics are those from before the pruning: they need batches of more than "
-                "one example, and the loader has none"
+                "BatchNorm keeps its running statistics from before pruning: renewing them needs batches of "
+                "more than one example, and the loader yields none"
             )
-        # a norm that the evaluated model does not use, say in a head for training only, keeps what it had
+        # A layer that is not used in evaluation mode, for example in an auxiliary head, keeps its statistics.
         untouched = {norm: old for norm, old in before.items() if not int(norm.num_batches_tracked or 0)}
         _restore(untouched)
     except BaseException:
@@ -131,41 +171,50 @@ def refresh_batchnorm(
     return len(norms) - len(untouched)
 
 
-class _Averages:
-    """Running statistics in which every example counts the same, whatever the size of its batch."""
+class _ExampleAverages:
+    """Sets the momentum of BatchNorm layers so that every example has the same weight in the average."""
 
     def __init__(self, norms: Sequence[_BatchNorm]) -> None:
-        self.seen: dict[_BatchNorm, int] = dict.fromkeys(norms, 0)  # examples, by norm: not all see all
-        self._size = 0
+        self.examples: dict[_BatchNorm, int] = dict.fromkeys(norms, 0)  # seen so far, by layer
+        self._size = 0  # examples in the current batch
         self._hooks = [norm.register_forward_pre_hook(self._count) for norm in norms]
 
     def _count(self, norm: nn.Module, _: Any) -> None:
         assert isinstance(norm, _BatchNorm)
-        self.seen[norm] += self._size
-        norm.momentum = self._size / self.seen[norm]
+        self.examples[norm] += self._size
+        norm.momentum = self._size / self.examples[norm]
 
     @contextmanager
-    def of(self, batch: Any) -> Iterator[None]:
-        """Inside, the model is called on the batch; one that is too small for a norm is not counted."""
+    def counting(self, batch: Any) -> Iterator[None]:
+        """Count the examples of the batch on which the model is called inside of the block.
+
+        A batch with one value per channel, which BatchNorm rejects, is not counted.
+
+        Raises:
+            ValueError: Every other ValueError of the model's call.
+        """
         try:
             self._size = batch_size(batch)
         except ValueError:
-            self._size = 1  # nobody can tell: batches count the same then
-        seen, numbers = dict(self.seen), {norm: copy.deepcopy(norm.num_batches_tracked) for norm in self.seen}
+            self._size = 1  # the number of examples is unknown: every batch has the same weight
+        examples = dict(self.examples)
+        numbers = {norm: copy.deepcopy(norm.num_batches_tracked) for norm in self.examples}
         try:
             yield
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
-            self.seen = seen
+            self.examples = examples
             for norm, number in numbers.items():
                 norm.num_batches_tracked = number
 
     def close(self) -> None:
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
 
 def _restore(before: Mapping[_BatchNorm, dict[str, Any]]) -> None:
+    """Restore saved states of BatchNorm layers."""
     for norm, statistics in before.items():
         norm.load_state_dict(statistics)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Reading batches from the user's loader: one pass, endless passes, and sub-batches of a given size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from fishleg.runtime.batches import batch_size, slice_batch
 
 
 def check_loader(loader: Any, name: str = "loader") -> None:
-    """An iterator can be read once only, which would show after hours; say so at once."""
+    """Check that an object can serve as a loader, before any time is spent on it.
+
+    Args:
+        loader: The object that should yield batches, again on every pass.
+        name: The name of the argument, for the error message.
+
+    Raises:
+        ValueError: If the loader is a tensor or a map-style dataset, which yield single examples; if it is an
+            iterator, which can be read only once; or if it is not iterable.
+    """
     if isinstance(loader, Tensor) or (
         isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)
     ):
@@ -29,10 +38,17 @@ def check_loader(loader: Any, name: str = "loader") -> None:
 
 
 def iterate(loader: Iterable[Any]) -> Iterator[Any]:
-    """A pass over a loader that disturbs no other one.
+    """Start a pass over a loader that does not disturb other passes.
 
-    A DataLoader with persistent workers has a single iterator and rewinds it: whoever is in the middle of a
-    pass, a training loop say, would go on with the batches of the next one.
+    A DataLoader with persistent workers has a single iterator and restarts it for each pass. A training loop
+    in the middle of a pass would then continue with batches of the new one. So this pass uses a copy of the
+    loader without persistent workers.
+
+    Args:
+        loader: The loader.
+
+    Returns:
+        An iterator over its batches.
     """
     if isinstance(loader, DataLoader) and loader.persistent_workers:
         loader = copy.copy(loader)
@@ -41,7 +57,17 @@ def iterate(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def cycle(loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches for ever, one epoch after another; an empty loader is an error."""
+    """Iterate over a loader without end, one pass after another.
+
+    Args:
+        loader: The loader.
+
+    Yields:
+        Batches.
+
+    Raises:
+        ValueError: If a pass yields no batch.
+    """
     epoch = 0
     while True:
         empty = True
@@ -49,27 +75,51 @@ def cycle(loader: Iterable[Any]) -> Iterator[Any]:
             empty = False
             yield batch
         if empty and epoch:
-            raise ValueError("the loader ran out: it is an iterator; pass one that can be iterated again")
+            raise ValueError(
+                "the loader is exhausted after one pass: it is an iterator; pass a DataLoader or a list"
+            )
         if empty:
-            raise ValueError("the loader is empty: it yielded no batch (or was read to its end before)")
+            raise ValueError("the loader is empty: it yielded no batch (or is an exhausted iterator)")
         epoch += 1
 
 
 def sub_batches(loader: Iterable[Any], size: int) -> Iterator[Any]:
-    """Pieces of `size` examples from a loader, for ever."""
+    """Split the batches of a loader into sub-batches, without end.
+
+    Args:
+        loader: The loader.
+        size: The number of examples in a sub-batch. A batch with fewer examples is used as a whole; examples
+            that do not fill a sub-batch are left out.
+
+    Yields:
+        Sub-batches.
+    """
     for batch in cycle(loader):
-        yield from _pieces(batch, size)
+        yield from _split(batch, size)
 
 
 def one_pass(loader: Iterable[Any], size: int, most: int) -> list[Any]:
-    """Pieces of `size` examples from one pass over a loader, `most` of them at the most."""
-    found = list(islice((piece for batch in iterate(loader) for piece in _pieces(batch, size)), most))
-    if not found:
+    """Return the sub-batches of one pass over a loader.
+
+    Args:
+        loader: The loader.
+        size: The number of examples in a sub-batch, as in `sub_batches`.
+        most: The largest number of sub-batches to return.
+
+    Returns:
+        The sub-batches, at least one.
+
+    Raises:
+        ValueError: If the loader yields no batch.
+    """
+    parts = list(islice((part for batch in iterate(loader) for part in _split(batch, size)), most))
+    if not parts:
         raise ValueError("the loader is empty: it yielded no batch")
-    return found
+    return parts
 
 
-def _pieces(batch: Any, size: int) -> Iterator[Any]:
+def _split(batch: Any, size: int) -> Iterator[Any]:
+    """Yield the complete sub-batches of one batch, or the batch itself if it is smaller than `size`."""
     total = batch_size(batch)
     for start in range(0, max(total - size, 0) + 1, size):
         yield slice_batch(batch, start, min(start + size, total))

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Context managers for the way a model is called: evaluation mode, gradients, attention, compilation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @contextmanager
 def evaluation_mode(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[None]:
-    """Eval mode inside, the old mode of every module after.
+    """Put a model into evaluation mode, and restore the mode of every module afterwards.
 
-    Recurrent layers stay in training mode, without which cuDNN has no gradient, but lose their dropout.
+    Recurrent layers keep their mode, because cuDNN computes no gradients for them in evaluation mode; their
+    dropout is switched off instead.
 
-    With `batch_statistics`, BatchNorm normalises by the batch, as it does in training, but its running
-    statistics stay untouched all the same.
+    Args:
+        model: The model.
+        batch_statistics: Whether each BatchNorm that is in training mode normalises by the statistics of the
+            batch, as in training. Its running statistics are not updated.
     """
     modes = {module: module.training for module in model.modules()}
     norms = [m for m in modes if isinstance(m, _BatchNorm) and m.training] if batch_statistics else []
@@ -29,7 +32,7 @@ def evaluation_mode(model: nn.Module, *, batch_statistics: bool = False) -> Iter
         for recurrent in dropouts:
             recurrent.training, recurrent.dropout = modes[recurrent], 0.0
         for norm in norms:
-            norm.training, norm.track_running_stats = True, False  # no buffer is written, not even by NaN
+            norm.training, norm.track_running_stats = True, False  # no buffer is written
         yield
     finally:
         for module, mode in modes.items():
@@ -42,14 +45,17 @@ def evaluation_mode(model: nn.Module, *, batch_statistics: bool = False) -> Iter
 
 @contextmanager
 def gradients_enabled() -> Iterator[None]:
-    """Gradients on and autocast off inside, whatever the caller has around it; inference mode is an error.
+    """Enable gradients and disable autocast, whatever the caller has set.
 
-    (Autocast keeps low-precision copies of weights and would go on with those from before a pruning. To run
-    the model under it, put it into `forward`.)
+    Autocast caches low-precision copies of the weights, and would continue to use copies made before pruning.
+    To run the model under autocast, use it inside of `forward`.
+
+    Raises:
+        ValueError: If `torch.inference_mode()` is active, which allows no gradients.
     """
     if torch.is_inference_mode_enabled():
         raise ValueError(
-            "Q is learned from gradients, which torch.inference_mode() rules out: call it outside"
+            "Q is learned from gradients, which torch.inference_mode() disables: call this outside of it"
         )
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
@@ -62,7 +68,7 @@ def gradients_enabled() -> Iterator[None]:
 
 @contextmanager
 def differentiable_attention() -> Iterator[None]:
-    """Attention by differentiable operations inside: torch's fused kernels have neither jvp nor vmap."""
+    """Compute attention by plain operations, because torch's fused kernels support neither jvp nor vmap."""
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -74,7 +80,7 @@ def differentiable_attention() -> Iterator[None]:
 
 @contextmanager
 def eager_mode() -> Iterator[None]:
-    """Inside, compiled models run as they were written: their graphs know nothing of hooks."""
-    stance = getattr(torch.compiler, "set_stance", None)  # torch 2.6
+    """Run compiled models uncompiled, because compiled graphs ignore hooks that are registered later."""
+    stance = getattr(torch.compiler, "set_stance", None)  # exists since torch 2.6
     with nullcontext() if stance is None else stance("force_eager"):
         yield

@@ -1,7 +1,7 @@
-"""Several processes that train one model: they must have one Q and one set of masks.
+"""Training with several processes (DistributedDataParallel): one Q and one set of masks for all.
 
-Gradients are averaged by DistributedDataParallel, but Q is learned outside of it, and each process has data
-of its own. So what it learns is that of the first process, and all others get it from there.
+DistributedDataParallel averages gradients. Q is learned outside of it, and each process has its own data.
+So the state of the first process is used, and broadcast to all others.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ logger = logging.getLogger(__name__)
 
 
 def is_distributed(model: nn.Module) -> bool:
-    """Whether other processes train the same model; all of them have to make the same calls then."""
+    """Return whether other processes train the same model.
+
+    If so, all processes must make the same calls of this module in the same order.
+
+    Args:
+        model: The model, possibly wrapped in DistributedDataParallel.
+
+    Returns:
+        True if the model is wrapped and its process group has more than one process.
+    """
     return isinstance(model, DistributedDataParallel) and dist.get_world_size(_group(model)) > 1
 
 
 def _group(model: nn.Module) -> dist.ProcessGroup:
+    """Return the process group of a model that is wrapped in DistributedDataParallel."""
     assert isinstance(model, DistributedDataParallel)
     group: dist.ProcessGroup = model.process_group
     return group
@@ -31,19 +41,32 @@ def _group(model: nn.Module) -> dist.ProcessGroup:
 
 @torch.no_grad()
 def broadcast_from_first(model: nn.Module, tensors: Iterable[Tensor]) -> None:
-    """Overwrite these tensors by those of the first process that shares the model."""
+    """Overwrite tensors with those of the first process; does nothing without other processes.
+
+    Args:
+        model: The model that the processes train.
+        tensors: The tensors to overwrite in place, the same ones in the same order in each process.
+    """
     if not is_distributed(model):
         return
     group = _group(model)
     for tensor in tensors:
-        # some backends know no booleans, and none knows strides
+        # Some backends support no booleans, and none supports strides.
         sent = tensor.detach().to(torch.uint8) if tensor.dtype == torch.bool else tensor.detach().contiguous()
         dist.broadcast(sent, dist.get_global_rank(group, 0), group=group)
         tensor.copy_(sent)
 
 
 def mean_over_processes(model: nn.Module, value: float) -> float:
-    """The mean of a number over the processes that share the model."""
+    """Return the mean of a number over the processes that train a model.
+
+    Args:
+        model: The model that the processes train.
+        value: The number of this process.
+
+    Returns:
+        The mean; `value` itself without other processes.
+    """
     if not is_distributed(model):
         return value
     total = torch.tensor(value, dtype=torch.float64, device=next(model.parameters()).device)
@@ -52,20 +75,25 @@ def mean_over_processes(model: nn.Module, value: float) -> float:
 
 
 def warn_if_not_shared(model: nn.Module) -> None:
-    """Say so when there are other processes that this model is not shared with."""
+    """Log a warning, once, if several processes run but do not train this model together.
+
+    Args:
+        model: The model, possibly wrapped in DistributedDataParallel.
+    """
     if (
         dist.is_available()
         and dist.is_initialized()
         and dist.get_world_size() > 1
         and not is_distributed(model)
     ):
-        _tell(dist.get_world_size())
+        _warn_once(dist.get_world_size())
 
 
 @cache
-def _tell(processes: int) -> None:
+def _warn_once(processes: int) -> None:
+    """Log the warning; the cache suppresses repetitions."""
     logger.warning(
-        "%d processes are running, and the model is not wrapped in DistributedDataParallel: each of them "
-        "gets a Q and masks of its own. To train one model together, pass the wrapped model",
+        "%d processes are running, and the model is not wrapped in DistributedDataParallel: each process "
+        "learns its own Q and masks. To train one model together, pass the wrapped model",
         processes,
     )

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Saving, restoring and seeding the global random generators of torch, Python and NumPy."""
 
 from __future__ import annotations
 
@@ -11,44 +11,73 @@ from typing import Any
 import torch
 
 
-def _parts(loader: object) -> list[Any]:
-    """A loader and what it draws by: its samplers, where it has some."""
+def loader_parts(loader: object) -> list[Any]:
+    """Return a loader and its samplers: the objects that may hold a random generator or an epoch number.
+
+    Args:
+        loader: The loader.
+
+    Returns:
+        The loader, its sampler, its batch sampler and the sampler of that; None for each missing one.
+    """
     batch_sampler = getattr(loader, "batch_sampler", None)
     return [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
 
 
-def _generators(loader: object) -> list[torch.Generator]:
-    """The generators of its own that a loader draws by."""
-    found = (getattr(part, "generator", None) for part in _parts(loader))
+def loader_generators(loader: object) -> list[torch.Generator]:
+    """Return the random generators that a loader or one of its samplers owns.
+
+    Args:
+        loader: The loader.
+
+    Returns:
+        The generators, each one once.
+    """
+    found = (getattr(part, "generator", None) for part in loader_parts(loader))
     return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
-class _Randomness:
-    """The global generators of torch, Python and NumPy, as a stream that is switched in and out."""
+class RandomStream:
+    """A separate stream of the global random generators of torch, Python and NumPy.
+
+    Code inside of `active()` continues the stream. Code outside does not advance it.
+
+    Args:
+        seed: The seed from which the stream starts.
+    """
 
     def __init__(self, seed: int) -> None:
         with seeded(seed):
-            self.state = random_state()
+            self.state = get_random_state()
 
     @contextmanager
-    def used(self) -> Iterator[None]:
-        with _kept():
+    def active(self) -> Iterator[None]:
+        """Use this stream as the global random state, and restore the previous state afterwards."""
+        with _restored_afterwards():
             set_random_state(self.state)
             try:
                 yield
             finally:
-                self.state = random_state()
+                self.state = get_random_state()
 
 
 @contextmanager
 def seeded(seed: int, *loaders: object) -> Iterator[None]:
-    """Within, the global generators start from this seed; afterwards they are as they were.
+    """Seed the global random generators, and restore their states afterwards.
 
-    So do generators that belong to one of the loaders, or to its sampler.
+    Args:
+        seed: The seed.
+        *loaders: Loaders whose own generators, and those of their samplers, are seeded and restored as well.
+
+    Example:
+        >>> with seeded(0):
+        ...     first = torch.rand(2)
+        >>> with seeded(0):
+        ...     assert torch.equal(first, torch.rand(2))
     """
-    own = {id(g): g for loader in loaders for g in _generators(loader)}.values()
+    own = {id(g): g for loader in loaders for g in loader_generators(loader)}.values()
     states = [generator.get_state() for generator in own]
-    with _kept():
+    with _restored_afterwards():
         torch.manual_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
@@ -63,16 +92,22 @@ def seeded(seed: int, *loaders: object) -> Iterator[None]:
 
 
 @contextmanager
-def _kept() -> Iterator[None]:
-    before = random_state()
+def _restored_afterwards() -> Iterator[None]:
+    """Restore the global random state at the end of the block."""
+    before = get_random_state()
     try:
         yield
     finally:
         set_random_state(before)
 
 
-def random_state() -> dict[str, Any]:
-    """The states of the global generators."""
+def get_random_state() -> dict[str, Any]:
+    """Return the states of the global random generators.
+
+    Returns:
+        The states of torch and Python, and those of CUDA and NumPy if they are in use. The values are
+        tensors, numbers, strings and tuples, which a checkpoint can store.
+    """
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -83,7 +118,11 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore what `random_state` returned."""
+    """Restore the states of the global random generators.
+
+    Args:
+        state: The result of `get_random_state`.
+    """
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if "cuda" in state and torch.cuda.is_available():

@@ -1,7 +1,8 @@
-"""Loaders that can be replayed: which batch comes next depends on (seed, pass, place) alone.
+"""Replayable loaders: each batch depends only on the seed, the number of the pass and its place in it.
 
-A run that is stopped in the middle of an epoch can only go on bit for bit if the data do. So each pass over
-a loader starts from a seed of its own, and drawing a batch uses random numbers that nothing else uses.
+A run that was stopped in the middle of a pass can be resumed with identical results only if its data are
+identical. So each pass over a loader starts from its own seed, and batches are drawn with random numbers
+that nothing else uses.
 """
 
 from __future__ import annotations
@@ -11,31 +12,49 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fishleg.runtime.loaders import iterate
-from fishleg.runtime.random_state import _generators, _parts, _Randomness
+from fishleg.runtime.random_state import RandomStream, loader_generators, loader_parts
 from fishleg.runtime.tensors import digest
 
 logger = logging.getLogger(__name__)
 
 
 class LoaderError(ValueError):
-    """The user's loader raised something."""
+    """The user's loader raised an exception while a batch was drawn."""
 
 
 class Replayable:
-    """A loader of any kind, made repeatable; iterate over it as usual.
+    """A wrapper that makes any loader replayable; iterate over it as over the loader itself.
 
-    Shuffling, workers and augmentation follow torch's, Python's and NumPy's global generators, or a generator
-    of the loader or its sampler: all are seeded for each pass, and left as they were in between. What has a
-    `set_epoch` is told the number of the pass. A loader with hidden randomness of its own cannot be replayed;
-    going on after a restart then gives a warning.
+    Shuffling, workers and augmentation use the global random generators of torch, Python and NumPy, or a
+    generator of the loader or its sampler. All of them are seeded for each pass. The global generators are
+    restored between two batches. `set_epoch` of the loader, its samplers and its dataset is called with the
+    number of the pass. A loader with another source of randomness cannot be replayed; resuming it then logs a
+    warning.
+
+    Args:
+        loader: The loader.
+        seed: The seed of the whole sequence of passes.
+
+    Raises:
+        LoaderError: During iteration, if the loader raises.
+
+    Example:
+        >>> stream = Replayable([1, 2, 3])
+        >>> iterator = iter(stream)
+        >>> next(iterator), next(iterator)
+        (1, 2)
+        >>> resumed = Replayable([1, 2, 3])
+        >>> resumed.load_state_dict(stream.state_dict())
+        >>> list(resumed)
+        [3]
     """
 
     def __init__(self, loader: Iterable[Any], seed: int = 0) -> None:
         self.loader, self.seed = loader, seed
-        self.passes = 0  # started so far
-        self.place = 0  # batches drawn in the present pass
-        self._loaded: dict[str, Any] | None = None  # where to go on, until the next iteration does so
-        self._last: Any = None
+        self.passes = 0  # number of passes started
+        self.place = 0  # number of batches drawn in the current pass
+        self._loaded: dict[str, Any] | None = None  # the loaded state, until the next pass continues from it
+        self._last: Any = None  # the batch drawn last
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -43,22 +62,22 @@ class Replayable:
     def __iter__(self) -> Iterator[Any]:
         loaded, self._loaded = self._loaded, None
         skip, expected = (loaded["place"], loaded["last"]) if loaded else (0, None)
-        source = _Randomness(1_000_003 * self.seed + self.passes)
-        with source.used():
-            self._announce(self.passes)
+        randomness = RandomStream(1_000_003 * self.seed + self.passes)
+        with randomness.active():
+            self._prepare_pass(self.passes)
             iterator = iterate(self.loader)
         self.passes, self.place = self.passes + 1, 0
         while True:
-            with source.used():
+            with randomness.active():
                 try:
                     batch = next(iterator)
                 except StopIteration:
                     break
                 except Exception as error:
-                    told = (str(error).strip().splitlines() or [""])[-1]
+                    reason = (str(error).strip().splitlines() or [""])[-1]
                     raise LoaderError(
                         f"the loader failed at batch {self.place + 1} of pass {self.passes}: "
-                        f"{type(error).__name__}: {told}"
+                        f"{type(error).__name__}: {reason}"
                     ) from error
             self.place, self._last = self.place + 1, batch
             if self.place < skip:
@@ -66,31 +85,43 @@ class Replayable:
             if self.place == skip:
                 if expected is not None and digest(batch) != expected:
                     logger.warning(
-                        "the loader did not repeat itself: batch %d of pass %d is not the one before the "
-                        "interruption. The run goes on, but its result may differ from an undisturbed one",
+                        "the loader is not reproducible: batch %d of pass %d differs from that before the "
+                        "interruption. The result may differ from that of an uninterrupted run",
                         self.place, self.passes,
                     )  # fmt: skip
                 continue
             yield batch
-        if skip and self.place <= skip:  # interrupted right at the end of a pass: go on with the next one
+        if skip and self.place <= skip:  # the state was saved at the end of a pass: continue with the next
             yield from self
 
     def state_dict(self, *, unused: int = 0) -> dict[str, Any]:
-        """Where the stream is; `unused` batches at the end were drawn and not looked at yet."""
+        """Return the position in the sequence of batches.
+
+        Args:
+            unused: How many of the batches drawn last were not used yet. They are drawn again on resuming.
+
+        Returns:
+            The number of passes started, the place in the current pass, and a hash of the last batch.
+        """
         if self._loaded is not None:
             return dict(self._loaded)
         last = None if self._last is None or unused else digest(self._last)
         return {"passes": self.passes, "place": self.place - unused, "last": last}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on after the batch that was drawn last."""
+        """Restore a position: the next pass continues after the batch that was drawn last.
+
+        Args:
+            state: The result of `state_dict`.
+        """
         started = state["passes"] > 0
         self.passes, self.place = state["passes"] - started, state["place"]
         self._loaded = dict(state) if started else None
 
-    def _announce(self, number: int) -> None:
-        for part in [*_parts(self.loader), getattr(self.loader, "dataset", None)]:
+    def _prepare_pass(self, number: int) -> None:
+        """Set the epoch and seed the loader's own generators for a pass."""
+        for part in [*loader_parts(self.loader), getattr(self.loader, "dataset", None)]:
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(number)
-        for generator in _generators(self.loader):
+        for generator in loader_generators(self.loader):
             generator.manual_seed(1_000_003 * self.seed + number)

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Helpers for single tensors and dictionaries of tensors: bytes, hashes, precision, finiteness."""
 
 from __future__ import annotations
 
@@ -12,36 +12,67 @@ from torch import Tensor
 from fishleg.runtime.batches import map_tensors
 
 Tensors = dict[str, Tensor]
+"""Tensors by parameter name: the form in which parameters, gradients and products with F or Q are passed."""
 
 
-def tensor_bytes(tensor: torch.Tensor) -> bytes | memoryview:
-    """The values of a tensor of any dtype, in row-major order."""
+def tensor_bytes(tensor: Tensor) -> bytes | memoryview:
+    """Return the values of a tensor as bytes, in row-major order.
+
+    Args:
+        tensor: A tensor of any dtype, shape and device.
+
+    Returns:
+        The bytes; a view without a copy if NumPy is installed.
+    """
     flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
     try:
         return memoryview(flat.numpy())
-    except RuntimeError:  # without NumPy
+    except RuntimeError:  # NumPy is not installed
         return bytes(flat.tolist())
 
 
 def digest(batch: Any) -> str:
-    """A short hash of all tensors in a batch."""
-    found = hashlib.sha256()
+    """Return a short hash of the values of all tensors in a batch.
 
-    def add(tensor: torch.Tensor) -> torch.Tensor:
-        found.update(tensor_bytes(tensor))
+    Args:
+        batch: A batch of any format.
+
+    Returns:
+        16 hexadecimal digits of SHA-256.
+    """
+    sha256 = hashlib.sha256()
+
+    def add(tensor: Tensor) -> Tensor:
+        sha256.update(tensor_bytes(tensor))
         return tensor
 
     map_tensors(batch, add)
-    return found.hexdigest()[:16]
+    return sha256.hexdigest()[:16]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """In float32 at least: sums of squares, their inverses and KLs need more than half precision has."""
+    """Convert a tensor of lower precision to float32.
+
+    Sums of squares, their inverses and KL divergences are not accurate enough in half precision.
+
+    Args:
+        tensor: A tensor of any dtype.
+
+    Returns:
+        The tensor itself if it is float32 or float64, otherwise its float32 copy.
+    """
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN or Inf, or None; one fused pass over all of them."""
+    """Find the first tensor that holds NaN or infinity, in one fused pass over all of them.
+
+    Args:
+        tensors: Floating-point tensors by name.
+
+    Returns:
+        The name of that tensor, or None if all values are finite.
+    """
     if not tensors:
         return None
     norms = torch._foreach_norm([tensor.detach() for tensor in tensors.values()])

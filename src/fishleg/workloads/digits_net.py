@@ -1,4 +1,4 @@
-"""The networks of the paper and of the benchmarks, written plainly so that nothing else is needed."""
+"""A small convolutional network for the digits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from torch.nn import functional
 
 
 class DigitsNet(nn.Module):
-    """A small convolutional network for 8×8 digits: about 25 k parameters, trained in seconds."""
+    """A convolutional network with about 25 000 parameters for 8×8 images; it trains in seconds.
+
+    Args:
+        width: The number of channels of the first convolution.
+        classes: The number of classes.
+    """
 
     def __init__(self, width: int = 16, classes: int = 10) -> None:
         super().__init__()
@@ -21,6 +26,14 @@ class DigitsNet(nn.Module):
         self.linear = nn.Linear(4 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits.
+
+        Args:
+            x: Images [N, 1, 8, 8].
+
+        Returns:
+            Logits [N, classes].
+        """
         x = functional.relu(self.bn1(self.conv1(x)))
         x = functional.max_pool2d(functional.relu(self.bn2(self.conv2(x))), 2)
         x = functional.relu(self.bn3(self.conv3(x)))

@@ -1,4 +1,4 @@
-"""Built-in models with their data: something to try the tool on."""
+"""The registry of workloads: built-in models with their data, for the demo and `workload:<name>`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from torch import nn
 from fishleg.workloads.digits import Batches, split_digits
 from fishleg.workloads.digits_net import DigitsNet
 
-Loaders = tuple[Iterable[Any], Iterable[Any], Iterable[Any]]  # calibration, training, test
+Loaders = tuple[Iterable[Any], Iterable[Any], Iterable[Any]]
+"""The loaders of the calibration, training and test data."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model (trained, or as a bare skeleton) and its loaders."""
+    """A model and its data.
+
+    Args:
+        about: A one-line description.
+        model: Returns the model; its argument says whether it is trained or only initialised.
+        data: Returns the loaders of the calibration, training and test data.
+    """
 
     about: str
     model: Callable[[bool], nn.Module]
@@ -25,6 +32,7 @@ class Workload:
 
 
 def _digits_model(trained: bool) -> nn.Module:
+    """Return a `DigitsNet`; if `trained`, after 12 epochs of AdamW from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = DigitsNet()
@@ -41,6 +49,7 @@ def _digits_model(trained: bool) -> nn.Module:
 
 
 def _digits_data() -> Loaders:
+    """Return the calibration, training and test loaders of the digits."""
     x, y, test_x, test_y = split_digits()
     test = Batches(test_x, test_y, 100, normalized=False)
     return Batches(x, y, 64, normalized=False), Batches(x, y, 64, seed=1, normalized=False), test

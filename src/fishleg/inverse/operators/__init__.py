@@ -1,4 +1,4 @@
-"""What a Q block is: symmetric positive-definite operators with a common, small interface."""
+"""Q blocks: symmetric positive-definite operators on the parameters of one layer, one family per file."""
 
 from __future__ import annotations
 

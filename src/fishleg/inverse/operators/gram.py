@@ -1,4 +1,4 @@
-"""Q blocks without Kronecker structure: identity, diagonal, and S Sᵀ for any factor S."""
+"""Q blocks of the form S Sᵀ for any factor S, without Kronecker structure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from fishleg.inverse.operators.factors import Factor, FullFactor, add_moments
 
 
 class Gram(Operator):
-    """Q = S Sᵀ on the flattened parameters, S any factor: full, triangular, or block-diagonal."""
+    """Q = S Sᵀ on the flattened parameters; S is full, triangular or block-diagonal.
+
+    Args:
+        shape: The shape of one tensor that Q acts on.
+        factor: The factor S, of dimension prod(shape).
+
+    Raises:
+        ValueError: The dimension of the factor does not fit the shape.
+    """
 
     has_natural_step = True
 
@@ -24,26 +32,33 @@ class Gram(Operator):
         self.factor = factor
 
     def dense(self) -> Tensor:
+        """Return Q, [n, n]."""
         S = self.factor.dense()
         return S @ S.mT
 
     def matvec(self, V: Tensor) -> Tensor:
+        """Return Q v for each v of V [..., *shape]."""
         return self.factor.apply_matrix(self.factor.apply_transpose(self._flatten(V))).reshape(V.shape)
 
     def solve(self, V: Tensor) -> Tensor:
+        """Return Q⁻¹ v for each v of V [..., *shape]."""
         return self.factor.solve_transpose(self.factor.solve_matrix(self._flatten(V))).reshape(V.shape)
 
     def diag(self) -> Tensor:
+        """Return the diagonal of Q, [*shape]."""
         return self.factor.gram_diag().reshape(self.shape)
 
     def inverse_diag(self) -> Tensor:
+        """Return diag(Q⁻¹), [*shape]."""
         return self.factor.inverse_transpose().gram_diag().reshape(self.shape)
 
     def set_scale_(self, scale: float) -> None:
+        """Set Q = scale · I."""
         self.factor.eye_()
         self.factor.scale_(scale**0.5)
 
     def natural_step_(self, H: Tensor, gamma: float, eta: float, mask: Tensor | None = None) -> None:
+        """Take one inverse-free step towards (F+γI)⁻¹ from samples H [g, *shape]."""
         with torch.no_grad():
             H = H.reshape(len(H), self.n)
             precision = torch.full_like(H[0], gamma)
@@ -55,21 +70,28 @@ class Gram(Operator):
 
     @property
     def can_remove(self) -> bool:
-        """Whether `remove_` is available: a full square factor."""
+        """Whether `remove_` is available. It needs a full square factor."""
         return isinstance(self.factor, FullFactor) and not self.factor.triangular
 
     def remove_(self, removed: Tensor) -> None:
-        """Exact downdate to the inverse of F_γ without the removed parameters (Schur complement).
+        """Turn Q = (F+γI)⁻¹ into (F_MM+γI)⁻¹ on the kept parameters M, exactly (Schur complement).
 
-        L ← L − L Π with Π the projector on the rows of L_P; then Q_MM = (F_MM+γI)⁻¹. The removed rows become
-        an orthonormal basis of Π times the mean scale, so that Q decouples them and stays invertible.
+        S ← S − S Π, where Π is the projector on the rows S_P of the removed parameters P. The removed rows
+        of S become an orthonormal basis of Π times the mean row length. Then Q has no entries between kept
+        and removed parameters and stays invertible.
+
+        Args:
+            removed: Boolean, True = removed, [*shape].
+
+        Raises:
+            NotImplementedError: The factor is not a full square matrix.
         """
         if not isinstance(self.factor, FullFactor) or self.factor.triangular:
             raise NotImplementedError("the exact downdate needs a full square factor")
         with torch.no_grad():
-            L, P = self.factor.matrix, removed.flatten()
-            scale = L.square().sum(-1).mean().sqrt()
-            L_P = L[P]
-            basis = torch.linalg.solve_triangular(torch.linalg.cholesky(L_P @ L_P.mT), L_P, upper=False)
-            L.sub_((L @ basis.mT) @ basis)
-            L[P] = scale * basis
+            S, P = self.factor.matrix, removed.flatten()
+            scale = S.square().sum(-1).mean().sqrt()
+            S_P = S[P]
+            basis = torch.linalg.solve_triangular(torch.linalg.cholesky(S_P @ S_P.mT), S_P, upper=False)
+            S.sub_((S @ basis.mT) @ basis)
+            S[P] = scale * basis

@@ -1,4 +1,4 @@
-"""(γI + GᵀG/m)⁻¹ from m stored gradients, by the Woodbury identity: M-FAC's form."""
+"""Q blocks from m stored gradients, by the Woodbury identity: the form of M-FAC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from fishleg.inverse.operators.base import Operator
 
 
 class LowRank(Operator):
-    """Q = (γI + GᵀG/m)⁻¹ = (I − Gᵀ (mγI + GGᵀ)⁻¹ G)/γ for G [m, *shape]."""
+    """Q = (γI + GᵀG/m)⁻¹ = (I − Gᵀ (mγI + GGᵀ)⁻¹ G)/γ for m gradients G.
+
+    Args:
+        shape: The shape of one tensor that Q acts on.
+        samples: The gradients G, [m, *shape].
+        gamma: The damping γ, > 0.
+
+    Raises:
+        ValueError: `gamma` is not positive, or the samples do not have the shape.
+    """
 
     def __init__(self, shape: Sequence[int], samples: Tensor, gamma: float) -> None:
         super().__init__()
@@ -23,13 +32,14 @@ class LowRank(Operator):
         self._cache: tuple[tuple[int, int], Tensor] | None = None
 
     def dense(self) -> Tensor:
+        """Return Q, [n, n]."""
         G = self.samples
         eye = torch.eye(self.n, dtype=G.dtype, device=G.device)
         inverse: Tensor = torch.linalg.inv(self.gamma * eye + G.mT @ G / len(G))
         return inverse
 
     def _cholesky(self) -> Tensor:
-        """The Cholesky factor of mγI + GGᵀ, kept between calls that need no gradient."""
+        """Return the Cholesky factor C of mγI + GGᵀ. Calls without gradients reuse the last one."""
         G = self.samples
         key = (G._version, G.data_ptr())
         if not torch.is_grad_enabled() and self._cache is not None and self._cache[0] == key:
@@ -41,27 +51,32 @@ class LowRank(Operator):
         return factor
 
     def matvec(self, V: Tensor) -> Tensor:
+        """Return Q v for each v of V [..., *shape]."""
         v = self._flatten(V).reshape(-1, self.n)
         correction = torch.cholesky_solve(self.samples @ v.mT, self._cholesky())
         return ((v - correction.mT @ self.samples) / self.gamma).reshape(V.shape)
 
     def solve(self, V: Tensor) -> Tensor:
+        """Return Q⁻¹ v for each v of V [..., *shape]."""
         v, G = self._flatten(V).reshape(-1, self.n), self.samples
         return (self.gamma * v + (v @ G.mT) @ G / len(G)).reshape(V.shape)
 
-    def _half(self) -> Tensor:
-        """C⁻¹G with CCᵀ = mγI + GGᵀ, so that Q = (I − (C⁻¹G)ᵀ(C⁻¹G))/γ."""
-        half: Tensor = torch.linalg.solve_triangular(self._cholesky(), self.samples, upper=False)
-        return half
+    def _whitened_samples(self) -> Tensor:
+        """Return C⁻¹G with CCᵀ = mγI + GGᵀ. Then Q = (I − (C⁻¹G)ᵀ(C⁻¹G))/γ."""
+        whitened: Tensor = torch.linalg.solve_triangular(self._cholesky(), self.samples, upper=False)
+        return whitened
 
     def diag(self) -> Tensor:
-        return ((1 - self._half().square().sum(0)) / self.gamma).reshape(self.shape)
+        """Return the diagonal of Q, [*shape]."""
+        return ((1 - self._whitened_samples().square().sum(0)) / self.gamma).reshape(self.shape)
 
     def inverse_diag(self) -> Tensor:
+        """Return diag(Q⁻¹), [*shape]."""
         return (self.gamma + self.samples.square().mean(0)).reshape(self.shape)
 
     def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
-        half = self._half()
+        """Return Q[rows, columns] for flat indices of shapes that broadcast."""
+        G_w = self._whitened_samples()
         rows, columns = torch.broadcast_tensors(rows, columns)
-        inner = (half[:, rows] * half[:, columns]).sum(0)
-        return ((rows == columns).to(half.dtype) - inner) / self.gamma
+        inner = (G_w[:, rows] * G_w[:, columns]).sum(0)
+        return ((rows == columns).to(G_w.dtype) - inner) / self.gamma

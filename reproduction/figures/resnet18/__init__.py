@@ -1,0 +1,1 @@
+"""What the two experiments with ResNet18 share: configurations, the dense model, and one pruning run."""

@@ -1,0 +1,136 @@
+"""What every estimator of Q gets: the model, its data, and samples of the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.curvature.layers import Layer, removed_rows, zero_rows_
+from fishleg.curvature.likelihoods import Likelihood
+from fishleg.curvature.outputs import AllIgnoredError
+from fishleg.curvature.samples import empirical_h, mean_diagonal, sample_h
+from fishleg.options import PruningOptions
+from fishleg.runtime.batches import Forward, move_batch
+from fishleg.runtime.batchnorm import can_use_batch_statistics
+from fishleg.runtime.loaders import one_pass, sub_batches
+from fishleg.runtime.tensors import at_least_float32
+
+
+@dataclass(frozen=True)
+class EstimationProblem:
+    """The model, its data and the options of an estimate of Q.
+
+    Args:
+        model: The model at which F is taken.
+        loader: Batches; inputs suffice unless the Fisher is empirical.
+        likelihood: The distribution of the outputs.
+        options: How many samples, which blocks, true or empirical Fisher.
+        forward: How the model is called on a batch.
+        generator: The source of random numbers.
+        layers: The layers whose Q is wanted.
+        all_layers: All layers of the model; γ is measured over all of them.
+        masks: What is removed already, by parameter; True = kept.
+        gamma: The damping γ, once it is known.
+    """
+
+    model: nn.Module
+    loader: Any
+    likelihood: Likelihood
+    options: PruningOptions
+    forward: Forward
+    generator: torch.Generator
+    layers: list[Layer]
+    all_layers: list[Layer]
+    masks: Mapping[str, Tensor]
+    gamma: float = 0.0
+
+    @cached_property
+    def removed_rows(self) -> dict[str, Tensor]:
+        """By parameter, the rows that are removed as a whole. They have no curvature."""
+        return removed_rows(self.all_layers, self.masks)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model."""
+        return next(self.model.parameters()).device
+
+    def pieces(self) -> Iterator[Any]:
+        """Yield `samples` batches of `sub_batch` examples on the model's device.
+
+        Yields:
+            One batch at a time; the loader is repeated as often as needed.
+        """
+        yield from self._pieces(self.options.samples)
+
+    def _pieces(self, count: int) -> Iterator[Any]:
+        pieces = islice(sub_batches(self.loader, self.options.sub_batch), count)
+        return (move_batch(piece, self.device) for piece in pieces)
+
+    def one_pass(self) -> list[Any]:
+        """Return the batches of one pass over the loader, `samples` at the most.
+
+        Returns:
+            Batches of `sub_batch` examples on the model's device.
+        """
+        found = one_pass(self.loader, self.options.sub_batch, self.options.samples)
+        return [move_batch(piece, self.device) for piece in found]
+
+    def draw(self) -> Iterator[dict[str, Tensor]]:
+        """Yield `samples` vectors h with E[hhᵀ] = F, one at a time.
+
+        Yields:
+            By layer name, the packed vector in float32 or float64.
+        """
+        return self._draw(self.options.samples, self.layers)
+
+    def _draw(self, count: int, layers: list[Layer]) -> Iterator[dict[str, Tensor]]:
+        drawn = 0
+        for piece in self._pieces(count):
+            try:
+                h = self._sample(piece)
+            except AllIgnoredError:
+                continue
+            drawn += 1
+            zero_rows_(h, self.removed_rows)
+            yield {layer.name: at_least_float32(layer.pack(h)[0]) for layer in layers}
+        if not drawn:
+            raise AllIgnoredError(f"none of {count} batches has a label that counts: Q cannot be estimated")
+
+    def _sample(self, batch: Any) -> dict[str, Tensor]:
+        by_batch = self.uses_batch_statistics and can_use_batch_statistics(self.model, batch)
+        if self.options.empirical:
+            return empirical_h(self.model, batch, self.likelihood, self.forward, by_batch)
+        return sample_h(
+            self.model, batch, self.likelihood, generator=self.generator, forward=self.forward,
+            batch_statistics=by_batch,
+        )  # fmt: skip
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        """Whether BatchNorms in training mode normalise by the batch."""
+        return bool(self.options.batch_statistics)
+
+    def choose_gamma(self, relative_damping: float) -> float:
+        """Return γ = relative_damping × mean diagonal of F, measured on up to 32 samples.
+
+        Args:
+            relative_damping: γ in units of the mean diagonal.
+
+        Returns:
+            The damping.
+
+        Raises:
+            ValueError: F is zero on these samples.
+        """
+        first = self._draw(min(self.options.samples, 32), self.all_layers)
+        diagonals = [mean_diagonal({name: h.unsqueeze(0) for name, h in one.items()}) for one in first]
+        gamma = relative_damping * sum(diagonals) / len(diagonals)
+        if not gamma > 0:
+            raise ValueError("cannot choose gamma: the Fisher matrix is zero on these batches; pass gamma")
+        return gamma

@@ -1,0 +1,259 @@
+"""How an option is declared: name, type, default, rule and one line of help, once.
+
+Python keywords, command-line flags, recipe keys, `--help`, error messages and the reference pages are all
+derived from these declarations. This package must not import torch: `fishleg --help` is made from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any
+
+_KINDS = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+class OptionError(ValueError):
+    """An option has a value that breaks its rule; the message names the option, the value and the rule."""
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    rule: str = "",
+    choices: Iterable[str] = (),
+    accepts: Callable[[Any], bool] | None = None,
+    flags: tuple[str, ...] = (),
+) -> Any:
+    """Declare a field of an option dataclass.
+
+    Args:
+        default: The default value.
+        help: One line that says what the option does. `--help` and the reference page show it.
+        rule: A bound such as `> 0`, `>= 1`, `[0, 1)` or `[0, 1]`. Numbers must also be finite.
+        choices: The texts that are allowed. A registry of names may grow after the declaration.
+        accepts: Tells which values are accepted beside those of the annotated plain types, for instance
+            a `Pattern` object where the plain type is a text.
+        flags: Short flags of the command line, for instance `("-s",)`.
+
+    Returns:
+        A dataclass field with the declaration as its metadata.
+    """
+    metadata = {"help": help, "rule": rule, "choices": choices, "accepts": accepts, "flags": flags}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def plain_types(field: dataclasses.Field[Any]) -> list[str]:
+    """Return the plain types that a field's annotation names.
+
+    Args:
+        field: A field that was declared with `option`.
+
+    Returns:
+        Those of `str`, `int`, `float` and `bool` that occur in the annotation, in its order.
+    """
+    inner = str(field.type).replace("Sequence[", "").replace("tuple[", "").replace("]", "")
+    return [part for part in inner.replace(",", "|").replace(" ", "").split("|") if part in _KINDS]
+
+
+def is_list(field: dataclasses.Field[Any]) -> bool:
+    """Tell whether a field holds several values.
+
+    Args:
+        field: A field that was declared with `option`.
+
+    Returns:
+        True for annotations such as `Sequence[str]` and `tuple[float, float]`.
+    """
+    return str(field.type).startswith(("Sequence[", "tuple["))
+
+
+def is_optional(field: dataclasses.Field[Any]) -> bool:
+    """Tell whether a field may be None.
+
+    Args:
+        field: A field that was declared with `option`.
+
+    Returns:
+        True where the annotation allows None.
+    """
+    return "None" in str(field.type)
+
+
+def rule_text(field: dataclasses.Field[Any]) -> str:
+    """Return the type and the rule of a field as words, for messages and help.
+
+    Args:
+        field: A field that was declared with `option`.
+
+    Returns:
+        A phrase such as `a whole number >= 1` or `in (0, 1)`.
+    """
+    rule, kinds = field.metadata["rule"], plain_types(field)
+    if choices := tuple(field.metadata["choices"]):
+        return f"one of {', '.join(choices)}"
+    if rule.startswith(("(", "[")):
+        return f"in {rule}"
+    words = " or ".join(_KINDS[kind] for kind in kinds)
+    if is_list(field):
+        words = "a list of texts" if kinds == ["str"] else "a list of numbers"
+    return f"{words} {rule}".strip()
+
+
+def check_fields(options: Any) -> None:
+    """Check every declared field of an option object, and turn lists into tuples.
+
+    Args:
+        options: An instance of a frozen dataclass whose fields were declared with `option`.
+
+    Raises:
+        OptionError: A value has the wrong type or breaks its rule.
+    """
+    for field in dataclasses.fields(options):
+        if "rule" in field.metadata:
+            value = check_value(field, getattr(options, field.name))
+            object.__setattr__(options, field.name, value)
+
+
+def check_value(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Check one value against the declaration of its field.
+
+    Args:
+        field: A field that was declared with `option`.
+        value: The value to check.
+
+    Returns:
+        The value; a list as a tuple, and a number that is a scalar of NumPy or torch as Python's own.
+
+    Raises:
+        OptionError: The value has the wrong type or breaks the rule.
+    """
+    accepts = field.metadata["accepts"]
+    if (value is None and is_optional(field)) or (accepts is not None and accepts(value)):
+        return value
+    kinds = plain_types(field)
+    if is_list(field):
+        return _check_list(field, value, kinds)
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not _has_kind(value, kinds):
+        raise OptionError(
+            f"{field.name} must be {rule_text(field)}, got {value!r}{_number_hint(value, kinds)}"
+        )
+    choices = tuple(field.metadata["choices"])
+    if choices and value not in choices:
+        raise OptionError(f"{field.name} must be {rule_text(field)}, got {value!r}{nearest(value, choices)}")
+    if isinstance(value, str):
+        _check_text(field.name, value)
+    elif not isinstance(value, bool) and not holds(field.metadata["rule"], _as_float(value)):
+        raise OptionError(
+            f"{field.name} must be {rule_text(field)}, got {value!r}{_percent_hint(field, value)}"
+        )
+    return float(value) if kinds == ["float"] else value
+
+
+def _check_list(field: dataclasses.Field[Any], value: Any, kinds: list[str]) -> tuple[Any, ...]:
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        raise OptionError(f"{field.name} must be {rule_text(field)}, got {value!r}")
+    values = tuple(item.tolist() if hasattr(item, "tolist") else item for item in value)
+    if not all(_has_kind(item, kinds) for item in values):
+        raise OptionError(f"{field.name} must be {rule_text(field)}, got {list(values)!r}")
+    return values
+
+
+def _has_kind(value: Any, kinds: list[str]) -> bool:
+    if isinstance(value, bool):
+        return "bool" in kinds
+    if isinstance(value, str):
+        return "str" in kinds
+    if isinstance(value, int):
+        return "int" in kinds or "float" in kinds
+    return isinstance(value, Real) and "float" in kinds
+
+
+def _check_text(name: str, value: str) -> None:
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise OptionError(f"{name} must be UTF-8 text without null characters, got {value!r}")
+
+
+def holds(rule: str, value: float) -> bool:
+    """Tell whether a number satisfies a rule.
+
+    Args:
+        rule: A rule as `option` takes it; the empty text allows every finite number.
+        value: The number.
+
+    Returns:
+        True where the number is finite and within the rule's bounds.
+    """
+    if not math.isfinite(value):
+        return False
+    if not rule:
+        return True
+    if rule[0] in "([":
+        low, high = (float(part) for part in rule[1:-1].split(","))
+        above = low < value if rule[0] == "(" else low <= value
+        return above and (value < high if rule[-1] == ")" else value <= high)
+    sign, bound = rule.split()
+    return value >= float(bound) if sign == ">=" else value > float(bound)
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return a hint with the most similar known word.
+
+    Args:
+        word: What was given.
+        known: The words that are allowed.
+
+    Returns:
+        A text `; did you mean ...?`, or the empty text where no known word is similar.
+    """
+    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _number_hint(value: Any, kinds: list[str]) -> str:
+    """Say how to write a number that was given as a text, for instance 1e-3 in YAML."""
+    if not isinstance(value, str) or "str" in kinds or "bool" in kinds:
+        return ""
+    try:
+        number = float(value)
+    except ValueError:
+        return ""
+    if not math.isfinite(number):
+        return ""
+    return f"; write {number!r}" if "e" in value.lower() else f"; write {value} without quotes"
+
+
+def _percent_hint(field: dataclasses.Field[Any], value: Any) -> str:
+    """Say how to write a percentage where a fraction is expected."""
+    if field.metadata["rule"] in ("(0, 1)", "[0, 1)") and 1 < _as_float(value) < 100:
+        return f"; for {value:g} % write {float(value) / 100:g}"
+    return ""
+
+
+def _as_float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def differing(options: Any) -> Mapping[str, Any]:
+    """Return the fields of an option object that differ from their defaults.
+
+    Args:
+        options: An instance of a dataclass whose fields were declared with `option`.
+
+    Returns:
+        The values by field name.
+    """
+    return {
+        field.name: getattr(options, field.name)
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) != field.default
+    }

@@ -1,0 +1,158 @@
+"""The headline of the page: one card per number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from fishleg.report.numbers import NO_BREAK_SPACE, count, milliseconds, number, percent, plain
+from fishleg.report.record import Metric, Step, as_mapping
+
+_NO_FASTER = "Zeros alone do not make dense kernels faster."
+_LEAST_GAIN = 1.1  # the ratio of times from which a gain is beyond noise
+
+
+def cards(run: dict[str, Any], steps: Sequence[Step], metric: Metric) -> str:
+    """Show the results of the run as cards.
+
+    Args:
+        run: The record of the run.
+        steps: The pruning steps.
+        metric: The metric of the run.
+
+    Returns:
+        The HTML of the section; empty without data.
+    """
+    found = [
+        _metric_card(run, steps, metric),
+        _sparsity_card(run, steps),
+        _parameters_card(run),
+        _file_size_card(run),
+        _small_file_card(run),
+        _arithmetic_card(run),
+        _speed_card(run),
+    ]
+    drawn = "".join(found)
+    return f'<section class="cards" aria-label="Summary">{drawn}</section>' if drawn else ""
+
+
+def _card(title: str, value: str, *notes: str, tone: str = "") -> str:
+    """Return one card; the tone colours the first note."""
+    texts = "".join(f'<p class="{tone if i == 0 else ""}">{escape(n)}</p>' for i, n in enumerate(notes) if n)
+    return f'<div class="card"><h2>{escape(title)}</h2><p class="value">{value}</p>{texts}</div>'
+
+
+def _change(before: str | None, after: str | None) -> str:
+    """Return `before → after`, or the one that is known."""
+    if before is not None and after is not None:
+        arrow = f"→{NO_BREAK_SPACE}"
+        return f'<span class="from">{escape(before)}</span> <span class="to">{arrow}{escape(after)}</span>'
+    return escape(after or before or "–")
+
+
+def _amount(run: dict[str, Any], name: str) -> float | None:
+    value = number(run.get(name))
+    return value if value is not None and value >= 0 else None
+
+
+def _metric_card(run: dict[str, Any], steps: Sequence[Step], metric: Metric) -> str:
+    dense, sparse = as_mapping(run.get("dense")), as_mapping(run.get("sparse"))
+    before, after = number(dense.get(metric.value)), number(sparse.get(metric.value))
+    if before is None and after is None:
+        return ""
+    notes, tone = [""], ""
+    if before is not None and after is not None:
+        gain = (after - before) * (1 if metric.higher else -1)
+        unchanged = metric.text(before) == metric.text(after)
+        tone = "" if unchanged else "better" if gain > 0 else "worse"
+        notes = ["unchanged" if unchanged else f"{metric.difference(before, after)} ({tone})"]
+    elif after is None:
+        notes = ["dense model; the pruned model has no final measurement"]
+        if measured := [s for s in steps if s.last is not None and not s.rejected]:
+            value, where = measured[-1].last or 0.0, percent(measured[-1].sparsity)
+            notes.append(f"last measured: {metric.text(value)} at {where} sparsity")
+    losses = [plain(loss) for r in (dense, sparse) if (loss := number(r.get("loss"))) is not None]
+    if len(losses) == 2 and metric.value != "loss":
+        notes.append(f"loss {losses[0]} → {losses[1]}")
+    both = [None if v is None else metric.text(v) for v in (before, after)]
+    return _card(metric.title, _change(*both), *notes, tone=tone)
+
+
+def _sparsity_card(run: dict[str, Any], steps: Sequence[Step]) -> str:
+    sparsity, target, prunable = (_amount(run, name) for name in ("sparsity", "target", "prunable"))
+    if sparsity is None and (reached := [step.sparsity for step in steps if not step.rejected]):
+        sparsity = reached[-1]
+    if sparsity is None:
+        return ""
+    rows = run.get("pattern") == "rows"
+    of = "of the rows" if rows else f"of {count(prunable)} prunable weights" if prunable else ""
+    aim = f"target {percent(target)}" if target is not None else ""
+    return _card("Sparsity", percent(sparsity), of, aim)
+
+
+def _parameters_card(run: dict[str, Any]) -> str:
+    total, kept = _amount(run, "parameters"), _amount(run, "nonzero")
+    if kept is not None:
+        of = f"{percent(kept / total)} of {count(total)}" if total else "are not zero"
+        return _card("Parameters kept", count(kept), of)
+    return "" if total is None else _card("Parameters", count(total))
+
+
+def _plain_size(run: dict[str, Any]) -> float | None:
+    return _amount(run, "bytes_plain") or _amount(run, "bytes_dense")
+
+
+def _file_size_card(run: dict[str, Any]) -> str:
+    size, packed = _plain_size(run), _amount(run, "bytes_sparse")
+    if packed is None:
+        if size is None:
+            return ""
+        return _card("File size", count(size, "B"), "plain checkpoint, which also stores the zeros")
+    ratio = ""
+    if size and packed:
+        ratio = f"packed, {size / packed:.1f}× smaller" if packed < size else "packed, not smaller"
+    stays = "The plain checkpoint also stores the zeros. It is as large as that of the dense model."
+    before = None if size is None else count(size, "B")
+    return _card("File size", _change(before, count(packed, "B")), ratio, stays if ratio else "")
+
+
+def _small_file_card(run: dict[str, Any]) -> str:
+    size, small = _plain_size(run), _amount(run, "bytes_small")
+    if not (small and size):
+        return ""
+    left, total = _amount(run, "parameters_small"), _amount(run, "parameters")
+    of = f"{count(left)} of {count(total)} parameters" if left and total else ""
+    change = _change(count(size, "B"), count(small, "B"))
+    return _card("Shrunk model", change, of, "small.safetensors, without the removed rows")
+
+
+def _times(run: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the milliseconds of the dense and of the sparse model, or None without a measurement."""
+    speed = as_mapping(run.get("speed"))
+    dense, sparse = number(speed.get("dense_ms")), number(speed.get("sparse_ms"))
+    return (dense, sparse) if dense is not None and sparse is not None and min(dense, sparse) > 0 else None
+
+
+def _arithmetic_card(run: dict[str, Any]) -> str:
+    macs, kept = _amount(run, "macs_dense"), _amount(run, "macs_sparse")
+    if macs is None and kept is None:
+        return ""
+    both = [None if v is None else count(v) for v in (macs, kept)]
+    share = f"{percent(kept / macs)} kept" if macs and kept is not None else ""
+    remark = "" if _times(run) else _NO_FASTER
+    return _card("Arithmetic", _change(*both), share, "multiply-adds per example", remark)
+
+
+def _speed_card(run: dict[str, Any]) -> str:
+    times = _times(run)
+    if times is None:
+        return ""
+    dense, sparse = times
+    gain = dense / sparse
+    ratio = f"{gain:.2f}× as fast" if gain >= _LEAST_GAIN or gain < 0.9 else "no faster than dense"
+    what = str(as_mapping(run.get("speed")).get("what") or "")
+    if "dense kernels" in what:  # both do the same work, so the ratio means nothing
+        ratio = "same kernels and shapes; the difference is noise"
+    remark = _NO_FASTER if gain < _LEAST_GAIN else ""
+    return _card("Speed", _change(milliseconds(dense), milliseconds(sparse)), ratio, what, remark)

@@ -1,0 +1,63 @@
+"""Multiply-adds of a forward pass, by weight matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fishleg.runtime.batches import Forward, batch_size, move_batch
+from fishleg.runtime.modes import evaluation_mode
+
+
+@torch.no_grad()
+def count_macs(model: nn.Module, batch: Any, forward: Forward) -> dict[str, int]:
+    """Multiply-adds per example of each weight matrix that takes part in a forward pass, by parameter name.
+
+    Each entry of a weight is used once per output position: positions × size.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    found: dict[str, int] = {}
+    size = batch_size(batch)
+
+    def add(weight: Any, positions: int) -> None:
+        if torch.is_tensor(weight) and id(weight) in names:
+            name = names[id(weight)]
+            found[name] = found.get(name, 0) + positions * weight.numel()
+
+    def count(module: nn.Module, _: Any, output: Any) -> None:
+        if isinstance(module, nn.MultiheadAttention):  # it uses its weights itself, out_proj's included
+            positions = output[0].numel() // (size * module.embed_dim)
+            for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                add(getattr(module, name, None), positions)
+            add(module.out_proj.weight, positions)
+            return
+        weight = getattr(module, "weight", None)
+        if (
+            not torch.is_tensor(weight)
+            or weight.dim() < 2
+            or id(weight) not in names
+            or not torch.is_tensor(output)
+        ):
+            return
+        if isinstance(module, nn.Embedding):
+            return
+        # convolutions have their channels second, everything else last
+        channels = output.shape[1] if weight.dim() > 2 else output.shape[-1]
+        add(weight, output.numel() // (size * max(channels, 1)))
+
+    handles = [module.register_forward_hook(count) for module in model.modules()]
+    try:
+        with evaluation_mode(model):
+            forward(model, move_batch(batch, next(model.parameters()).device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def kept_macs(macs: Mapping[str, int], masks: Mapping[str, Tensor]) -> int:
+    """Multiply-adds that remain under the masks."""
+    return sum(round(m * float(masks[n].float().mean())) if n in masks else m for n, m in macs.items())

@@ -1,0 +1,23 @@
+"""What is shown while a run works."""
+
+import sys
+
+from small_runs import QUICK_RUN
+
+from fishleg.cli.display import duration, make_display
+from fishleg.runs import run as runs
+from fishleg.runs.recipe import make_recipe
+
+
+def test_displays_tell_the_same_story(tmp_path, capsys):
+    run = runs.start(make_recipe(QUICK_RUN, {"out": "run", "sparsity": 0.5, "stages": 2}), base=tmp_path)
+    run.listen(make_display("%", "accuracy", live=False))
+    run.listen(make_display("%", "accuracy", sys.stdout, live=True))
+    run.execute()
+    plain, live = capsys.readouterr().err, capsys.readouterr().out
+    assert "[2/2] sparsity 50.0%: accuracy" in plain
+    assert "done: accuracy" in plain
+    assert live == ""  # taken by the first readouterr
+    assert duration(40) == "40 s"
+    assert duration(200) == "3 min"
+    assert duration(7500) == "2 h 5 min"

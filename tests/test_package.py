@@ -1,0 +1,76 @@
+"""The package as a whole: what its import brings in, its examples, the Python code in the README."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+ROOT = Path(__file__).parents[1]
+
+
+EXAMPLES = {path.stem: path for path in (ROOT / "examples").glob("*.py") if path.stem != "digits"}
+
+
+NUMBER = r"([\d.]+)"
+
+
+def close(text: str, pattern: str, most: float) -> bool:
+    """Two accuracies are printed, and the second is at most so many points below the first."""
+    dense, sparse = re.search(pattern, text, re.DOTALL).groups()  # type: ignore[union-attr]
+    return float(dense) > 95 and float(dense) - float(sparse) <= most
+
+
+CHECKS: dict[str, Callable[[str], bool]] = {
+    "one_call": lambda text: close(text, rf"dense {NUMBER} %, with 90.0% zeros {NUMBER} %", 4),
+    "own_training_loop": lambda text: (
+        close(text, rf"dense {NUMBER} %.*steps more {NUMBER} %", 6) and text.count("pruned to") == 6
+    ),
+    "gradual_without_labels": lambda text: close(text, rf"dense {NUMBER} %, 95 % .* gone {NUMBER} %", 6),
+    "two_four": lambda text: close(text, rf"dense {NUMBER} %, 2:4 {NUMBER} %", 3),
+    "transformer": lambda text: close(text, rf"dense {NUMBER} %, 80 % .* gone {NUMBER} %", 5),
+    "regression_from_dictionaries": lambda text: float(text.split()[-1]) < 0.03,
+    "train_with_fishleg": lambda text: float(text.split()[-1]) < float(text.splitlines()[0].split()[-1]),
+    "smaller_and_faster": lambda text: (
+        close(text, rf"dense {NUMBER} %, small {NUMBER} %", 6)
+        and float(re.search(rf"{NUMBER}% of the parameters", text)[1]) < 35  # type: ignore[index]
+    ),
+    "look_at_q": lambda text: "converged: True" in text,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error::UserWarning"}
+    command = [sys.executable, str(EXAMPLES[name])]
+    run = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert run.returncode == 0, run.stderr
+    assert CHECKS[name](run.stdout), run.stdout
+
+
+@pytest.mark.slow
+def test_python_in_the_readme() -> None:
+    """All of it, one piece after the other, with a model that has what it speaks of."""
+    torch.manual_seed(0)
+    pieces = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert len(pieces) >= 6
+    layers = {"hidden": nn.Linear(16, 24), "relu": nn.ReLU(), "fc": nn.Linear(24, 4)}
+    model = nn.Sequential(OrderedDict(layers))
+    names: dict[str, Any] = {
+        "model": model,
+        "loader": [(torch.randn(32, 16), torch.randint(4, (32,))) for _ in range(4)],
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+    }
+    for piece in pieces:
+        exec(compile(piece, "README.md", "exec"), names)
+    assert float((names["sparse"].hidden.weight == 0).float().mean()) > 0.8
