@@ -1,19 +1,32 @@
-# Each target prepares .venv by itself. Extra pytest options: make test PYTEST_ARGS="-m 'not slow'"
+# Each target prepares .venv by itself. Extra pytest options: make test PYTEST_ARGS="tests/pruning -x"
+# Another version of torch: make test TORCH=2.15.0 (an environment of its own; such builds can take gigabytes).
 PYTHON      ?= python3
 PYTEST_ARGS ?=
 WORKERS     ?= 2
+TORCH       ?=
 
-VENV := .venv
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 PY   := $(VENV)/bin/python
-PIP  := $(PY) -m pip --disable-pip-version-check install -q --progress-bar off -c constraints.txt
+# The constraints fix the version of torch, so they are left out where another one is asked for.
+PIP  := $(PY) -m pip --disable-pip-version-check install -q --progress-bar off $(if $(TORCH),,-c constraints.txt)
+# One thread per worker: the workers already fill the cores.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo paper paper-smoke bench test lint format types wheel ci clean
+NAME ?= --help
+.PHONY: help demo paper paper-smoke bench test test-fast lint format types docs wheel ci clean
 
 help:
-	@echo "targets: demo paper paper-smoke bench test lint format types wheel ci clean"
+	@echo "demo       prune a small network on embedded data; results in demo-out/"
+	@echo "test       all tests and doctests, with line coverage (make test TORCH=X.Y.Z: another torch)"
+	@echo "test-fast  the tests that take no more than about a second each"
+	@echo "lint types docs wheel    ruff; mypy --strict; the site in site/; the package, built and tried"
+	@echo "ci         lint, types, docs, test and wheel"
+	@echo "paper      the figures of the paper (minutes to hours; an interrupted run goes on)"
+	@echo "paper-smoke, bench NAME=...    every figure in seconds; one benchmark"
+	@echo "format clean"
 
 $(VENV)/.stamp-venv:
 	$(PYTHON) -m venv $(VENV)
@@ -21,7 +34,7 @@ $(VENV)/.stamp-venv:
 
 # torch goes in alone and at its exact version, so that no later request can pick another build of it.
 $(VENV)/.stamp-torch: constraints.txt $(VENV)/.stamp-venv
-	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) "$(if $(TORCH),torch==$(TORCH),$$(grep '^torch==' constraints.txt))"
 	@touch $@
 
 $(VENV)/.stamp-plot: pyproject.toml constraints.txt $(VENV)/.stamp-torch
@@ -53,9 +66,12 @@ paper-smoke: $(VENV)/.stamp-dev
 bench: $(VENV)/.stamp-dev
 	$(PY) -m reproduction bench $(NAME)
 
-# One thread per worker: the workers already fill the cores.
 test: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(PYTEST) --cov --cov-report=term $(PYTEST_ARGS)
+	$(PY) -m pytest --doctest-modules src/fishleg -p no:cacheprovider
+
+test-fast: $(VENV)/.stamp-dev
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp-dev
 	$(PY) -m ruff check .
@@ -68,12 +84,15 @@ format: $(VENV)/.stamp-dev
 types: $(VENV)/.stamp-dev
 	$(PY) -m mypy --strict src
 
+docs: $(VENV)/.stamp-dev
+	$(PY) -m mkdocs build --strict --quiet --site-dir site
+
 wheel: $(VENV)/.stamp-dev
 	rm -rf dist
 	$(PY) -m build --outdir dist .
 	$(PY) .ci/check_wheel.py dist
 
-ci: lint types test wheel
+ci: lint types docs test wheel
 
 clean:
-	rm -rf $(VENV) dist demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch-* dist site demo-out .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

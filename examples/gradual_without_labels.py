@@ -14,6 +14,6 @@ sparse = fishleg.prune(
     0.95,
     mode="gradual",
     stages=5,
-    tuning=FineTuningOptions(epochs=1, distill=True),
+    fine_tuning=FineTuningOptions(epochs=1, distill=True),
 )
 print(f"dense {accuracy(model):.1f} %, 95 % of the weights gone {accuracy(sparse):.1f} %")

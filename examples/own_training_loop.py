@@ -12,6 +12,7 @@ from digits import accuracy, loader, network, train
 from torch import nn
 
 import fishleg
+from fishleg import PruningOptions
 
 torch.manual_seed(0)
 SCHEDULE = fishleg.schedule("exponential", 0.95, 6)
@@ -20,7 +21,7 @@ SCHEDULE = fishleg.schedule("exponential", 0.95, 6)
 def session(model: nn.Module, state: dict | None, first: int, last: int) -> dict:
     """Training steps first ... last; returns what a later session needs."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    surgeon = fishleg.Surgeon(model, loader(labels=False), exclude=["0.weight"])
+    surgeon = fishleg.Surgeon(model, loader(labels=False), options=PruningOptions(exclude=["0.weight"]))
     if state is not None:
         model.load_state_dict(state["model"])
         surgeon.load_state_dict(state["surgeon"])

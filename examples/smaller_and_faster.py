@@ -22,7 +22,7 @@ def seconds(model: nn.Module) -> float:
 torch.manual_seed(0)
 model = train(network())
 sparse = fishleg.prune(
-    model, loader(), 0.6, pattern="rows", mode="gradual", stages=6, tuning=FineTuningOptions(epochs=1)
+    model, loader(), 0.6, pattern="rows", mode="gradual", stages=6, fine_tuning=FineTuningOptions(epochs=1)
 )
 small = fishleg.shrink(sparse, next(iter(loader())))
 print(small)  # the class is the same, the layers are narrower

@@ -56,7 +56,11 @@ def runs() -> dict[str, Callable[[], State]]:
         found[f"api-{method}"] = lambda method=method: _pruned(0.8, method=method, stages=2)
     for name, (sparsity, stages, options, tuning) in FINE_TUNING.items():
         found[name] = lambda sparsity=sparsity, stages=stages, options=options, tuning=tuning: _pruned(
-            sparsity, mode="gradual", stages=stages, tuning=FineTuningOptions(steps=15, **tuning), **options
+            sparsity,
+            mode="gradual",
+            stages=stages,
+            fine_tuning=FineTuningOptions(steps=15, **tuning),
+            **options,
         )
     found["attach"] = _attached
     for name, flags in COMMAND_LINES.items():
@@ -79,7 +83,7 @@ def _attached() -> State:
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
     sparsities = fishleg.schedule("exponential", 0.9, 3)
-    fishleg.attach(fishleg.Surgeon(model, calibration), optimizer, sparsities, every=10)
+    fishleg.attach(model, calibration, optimizer, sparsities, every=10)
     for _, (x, y) in zip(range(35), training, strict=False):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()

@@ -3,7 +3,9 @@
 Names give the sizes: `net_8_16_4` has 8 inputs, 16 hidden units and 4 outputs; `inputs_8` are batches for it.
 """
 
+import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 import fishleg
+from fishleg import PruningOptions
 from fishleg.inverse.inverse_fisher import InverseFisher
 
 Batch = tuple[Tensor, Tensor]
@@ -22,7 +25,7 @@ QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 4}
 QUICKER: dict[str, Any] = {"samples": 8, "sub_batch": 8}
 QUICK_DIGITS: dict[str, Any] = {"samples": 16, "sub_batch": 8, "batchnorm_batches": 2}
 QUICK_ROWS: dict[str, Any] = {"samples": 8, "sub_batch": 4, "measure_batches": 1, "batchnorm_batches": 2}
-SHORT_TRAINING: dict[str, Any] = {"steps": 4, "update_every": 2, "refine": 3}
+SHORT_TRAINING: dict[str, Any] = {"steps": 4, "update_every": 2}
 DIGITS_WEIGHTS = 72 + 1152 + 4608 + 320  # prunable weights of DigitsNet(8)
 
 X12 = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -186,13 +189,27 @@ def quiet(_: str) -> None:
     pass
 
 
-def quick_prune(model: nn.Module, data: list[Any], sparsity: float | None = 0.5, **options: Any) -> nn.Module:
-    return fishleg.prune(model, data, sparsity, progress=lambda line: None, **{**QUICK, **options})
+PRUNE_KEYWORDS = set(inspect.signature(fishleg.prune).parameters)
 
 
-def prune_by_magnitude(model: nn.Module, sparsity: float, **options: Any) -> Any:
-    given = {"mode": "one-shot", "method": "magnitude", "compensation": "none", **options}
-    return fishleg.prune(model, inputs_8(3), sparsity, progress=quiet, **given)
+def prune_with(model: nn.Module, data: Any, sparsity: Any, **keywords: Any) -> Any:
+    """prune() without progress; what are not its own keywords become fields of PruningOptions."""
+    own = {
+        name: value
+        for name, value in keywords.items()
+        if name in PRUNE_KEYWORDS - {"pattern", "method", "exclude"}
+    }
+    options = PruningOptions(**{name: value for name, value in keywords.items() if name not in own})
+    return fishleg.prune(model, data, sparsity, options=options, **{"progress": quiet, **own})
+
+
+def quick_prune(model: nn.Module, data: list[Any], sparsity: float | None = 0.5, **keywords: Any) -> Any:
+    return prune_with(model, data, sparsity, **{**QUICK, **keywords})
+
+
+def prune_by_magnitude(model: nn.Module, sparsity: float, **keywords: Any) -> Any:
+    given = {"mode": "one-shot", "method": "magnitude", "compensation": "none", **keywords}
+    return prune_with(model, inputs_8(3), sparsity, **given)
 
 
 def train_8(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 3) -> None:

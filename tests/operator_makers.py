@@ -94,7 +94,11 @@ MAKERS: dict[str, Callable[[Dims], Operator]] = {
     ),
     "low-rank": lambda d: LowRank(d.shape, torch.zeros(d.block, *d.shape), 0.3),
 }
+# Every pair of factors without diagonals and with both; one diagonal alone for two pairs.
+ONE_DIAGONAL = [("full", "full"), ("diagonal", "diagonal")]
 for (left, right), outer, inner in product(product(LEFT, RIGHT), (False, True), (False, True)):
+    if outer != inner and (left, right) not in ONE_DIAGONAL:
+        continue
     MAKERS[f"kronecker-{'D' * outer}({left}*{right}){'E' * inner}"] = (
         lambda d, left=left, right=right, outer=outer, inner=inner: Kronecker(
             LEFT[left](d), RIGHT[right](d), outer=outer, inner=inner

@@ -9,7 +9,7 @@ from helpers import batches_of_5, net_with_batchnorm, training_batches
 
 import fishleg
 from fishleg import AuxiliaryOptions, FineTuningOptions, PruningOptions
-from fishleg.inverse.estimators import estimate
+from fishleg.inverse import estimate_inverse, make_problem
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,10 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"exclude each other"):
         PruningOptions(batch_statistics=True, auxiliary=AuxiliaryOptions(vectorize=True))
     with pytest.raises(ValueError, match=r"a method other than exact"):
-        estimate("exact", net_with_batchnorm(), batches_of_5(), batch_statistics=True)
+        estimate_inverse(
+            make_problem(
+                net_with_batchnorm(),
+                batches_of_5(),
+                options=PruningOptions(method="exact", batch_statistics=True),
+            )
+        )

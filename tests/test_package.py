@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+import fishleg
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -20,6 +22,52 @@ EXAMPLES = {path.stem: path for path in (ROOT / "examples").glob("*.py") if path
 
 
 NUMBER = r"([\d.]+)"
+
+
+def imported_by(code: str) -> set[str]:
+    """The top-level modules that some code imports, in a process of its own."""
+    code = f"import sys\n{code}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return set(run.stdout.splitlines()[-1].split())
+
+
+HEAVY = {"torch", "numpy", "matplotlib", "safetensors", "curvlinops", "hypothesis", "yaml", "wandb"}
+HELP = """
+from fishleg.cli.commands import main
+try:
+    main(["prune", "--help"])
+except SystemExit as end:
+    assert end.code == 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "forbidden"),
+    [
+        ("import fishleg", HEAVY | {"click", "rich"}),
+        ("import fishleg.options", HEAVY | {"click", "rich"}),
+        ("import fishleg; fishleg.PruningOptions()", HEAVY | {"click", "rich"}),
+        (HELP, HEAVY),
+        ("import fishleg; fishleg.prune", HEAVY - {"torch", "numpy"} | {"click", "rich"}),
+    ],
+    ids=["package", "options", "an option", "help", "prune"],
+)
+def test_imports_are_light(code: str, forbidden: set[str]) -> None:
+    found = imported_by(code)
+    assert "fishleg" in found
+    assert found & forbidden == set()
+
+
+def test_every_public_name_exists_and_is_listed() -> None:
+    assert sorted(fishleg.__all__) == fishleg.__all__
+    assert set(fishleg.__all__) <= set(dir(fishleg))
+    for name in fishleg.__all__:
+        assert getattr(fishleg, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'pruen'"):
+        fishleg.pruen  # noqa: B018
 
 
 def close(text: str, pattern: str, most: float) -> bool:

@@ -255,12 +255,12 @@ def predicted_measured() -> None:
     """Predicted and measured KL of each stage, and of one-shot runs."""
     model, loader = dense_model()
     targets = fishleg.schedule("exponential", 0.95, 11)
-    options = PruningOptions(samples=SAMPLES, batchnorm_batches=5, measure_batches=8)
+    options = PruningOptions(measure_batches=8)
     session = fishleg.PruningSession(copy.deepcopy(model), loader, options=options)
     for _ in session.run(targets):
         pass
     staged = session.surgeon
-    shots = [surgeon(model, loader, measure_batches=8).prune(target) for target in targets[2::2]]
+    shots = [Surgeon(copy.deepcopy(model), loader, options=options).prune(t) for t in targets[2::2]]
     figure, axes = plt.subplots(figsize=(4.6, 4.0))
     for steps, color, marker, label in (
         (staged.history, BLUE, "o", "stages of one run"),

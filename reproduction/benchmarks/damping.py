@@ -9,9 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fishleg import Surgeon
+from reproduction.benchmarks.one_estimate import OneEstimate
 from reproduction.benchmarks.resnet20_oneshot import NAMES, make_surgeon
 from reproduction.harness import run_benchmark
 from reproduction.workloads.datasets import accuracy, cifar10
@@ -23,21 +21,11 @@ COMPENSATION = {"fishleg": "joint", "obert": "sum", "kfac": "joint", "ekfac": "j
 
 def run(unit: dict[str, Any]) -> dict[str, Any]:
     images, labels = (part[40_000:45_000] for part in cifar10("train"))
-    given = make_surgeon(unit["method"], unit["seed"], COMPENSATION[unit["method"]])
-    surgeon = Surgeon(
-        given.model,
-        given.loader,
-        method=unit["method"],
-        compensation=given.options.compensation,
-        relative_damping=unit["damping"],
-        generator=torch.Generator().manual_seed(unit["seed"]),
-    )
-    dense = {name: value.clone() for name, value in surgeon.model.state_dict().items()}
-    inverse, rows = surgeon.estimate(), []
+    method, compensation = unit["method"], COMPENSATION[unit["method"]]
+    surgeon = make_surgeon(method, unit["seed"], compensation, relative_damping=unit["damping"])
+    estimate, rows = OneEstimate(surgeon), []
     for sparsity in SPARSITIES:
-        surgeon.model.load_state_dict(dense)
-        surgeon.masks = {}
-        step = surgeon.prune(sparsity, inverse=inverse)
+        step = estimate.prune(sparsity)
         rows.append({"sparsity": sparsity, "accuracy": accuracy(surgeon.model, images, labels)})
         rows[-1] |= {"predicted": step.predicted, "measured": step.measured}
     return {"rows": rows}

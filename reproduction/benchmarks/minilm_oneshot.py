@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fishleg import AuxiliaryOptions, Gaussian, PruneStep, Surgeon
+from fishleg import AuxiliaryOptions, Gaussian, PruneStep, PruningOptions, Surgeon
 from reproduction.benchmarks import shown
+from reproduction.benchmarks.one_estimate import OneEstimate
 from reproduction.harness import mean, run_benchmark, save_picture
 from reproduction.workloads.minilm import Sentences, load_minilm, read_pairs, spearman
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8)
 STAGES = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9)
 SEEDS = (0, 1)
-MORE_DAMPING = {"relative_damping": 0.1}  # what all methods but FLS with mask search have by default
+MORE_DAMPING = {"relative_damping": 0.1}  # the default of all methods but FLS with mask search
 # One Q for several rows of the table: the options of its surgeon, and what each row changes in them.
 ROWS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "magnitude, per layer": (
@@ -41,21 +41,21 @@ ROWS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "KFAC": ({"method": "kfac"}, {"KFAC": {}}),
     "FLS, more damping": (
         MORE_DAMPING,
-        {"FLS, more damping, without mask search": {"exchanges": 0}, "FLS, more damping": {}},
+        {"FLS, more damping, without mask search": {"mask_search_rounds": 0}, "FLS, more damping": {}},
     ),
     "FLS": ({}, {"FLS": {}}),
     "FLS, staged": (
-        {**MORE_DAMPING, "exchanges": 0},
+        {**MORE_DAMPING, "mask_search_rounds": 0},
         {"FLS, more damping, without mask search, staged": {}},
     ),
 }
-# two seeds where it is close at 50 %
+# two seeds where methods are close at 50 %
 UNITS: list[dict[str, Any]] = [
     {"q": q, "seed": seed}
     for q in ROWS
     for seed in (SEEDS if q in ("oBERT", "FLS, more damping", "FLS") else SEEDS[:1])
 ]
-# The bases of 1536 × 1537 matrices are dear to refine: each layer takes its turn at every eighth step.
+# The bases of 1536 × 1537 matrices are expensive to refine: each layer is refined at every eighth step.
 LEARNING = AuxiliaryOptions(groups=4, warm_start=32, refine_every=8)
 
 
@@ -70,7 +70,11 @@ def calibration(seed: int, batch_size: int = 64) -> list[dict[str, Tensor]]:
 def surgeon_for(q: str, seed: int) -> Surgeon:
     options = {"samples": 256, "auxiliary": LEARNING, **ROWS[q][0]}
     return Surgeon(
-        load_minilm(), calibration(seed), Gaussian(), generator=torch.Generator().manual_seed(seed), **options
+        load_minilm(),
+        calibration(seed),
+        likelihood=Gaussian(),
+        options=PruningOptions(**options),
+        generator=torch.Generator().manual_seed(seed),
     )
 
 
@@ -79,28 +83,22 @@ def run(unit: dict[str, Any]) -> dict[str, Any]:
     surgeon = surgeon_for(unit["q"], unit["seed"])
     changes = ROWS[unit["q"]][1]
     if unit["q"].endswith("staged"):
-        rows: list[dict[str, Any]] = []
-        surgeon.staged(STAGES, lambda step: rows.append(_row(step, surgeon)))
+        rows = [_row(surgeon.prune(sparsity), surgeon) for sparsity in STAGES]
         return {"runs": dict.fromkeys(changes, rows), "threads": torch.get_num_threads()}
-    dense = {name: value.clone() for name, value in surgeon.model.state_dict().items()}
     started = time.process_time()
-    inverse = surgeon.estimate()
-    estimate = time.process_time() - started
-    options, runs = surgeon.options, {}
+    estimate = OneEstimate(surgeon)
+    seconds, runs = time.process_time() - started, {}
     for name, change in changes.items():
-        surgeon.options = replace(options, **change)
         runs[name] = []
         print(f"   {name}", flush=True)
         for sparsity in SPARSITIES:
-            surgeon.model.load_state_dict(dense)
-            surgeon.masks = {}
             started = time.process_time()
-            step = surgeon.prune(sparsity, inverse=inverse)
+            step = estimate.prune(sparsity, **change)
             spent = round(time.process_time() - started, 1)
             runs[name].append({**_row(step, surgeon), "pruning_cpu_seconds": spent})
     return {
         "runs": runs,
-        "estimate_cpu_seconds": round(estimate, 1),
+        "estimate_cpu_seconds": round(seconds, 1),
         "threads": torch.get_num_threads(),
     }
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from fishleg import FineTuningOptions, Surgeon, gradual
+from fishleg import FineTuningOptions, PruningOptions, PruningSession
+from fishleg.pruning import Pruned, StageDone
 from fishleg.workloads.digits import Batches
 from reproduction.harness import run_benchmark, save_picture
 from reproduction.workloads.datasets import cifar10
@@ -23,8 +24,8 @@ from reproduction.workloads.resnet20 import test_accuracy, trained_resnet20
 SCHEDULE = (0.32, 0.54, 0.68, 0.79, 0.855, 0.9, 0.93, 0.95, 0.967, 0.98)
 REPORTED = (0.79, 0.9, 0.95, 0.98)
 STEPS = 196
-# name → (options of the Surgeon, options of the fine-tuning)
-# accuracy at 98 % counts, so the training on the way there is rough
+# name → (options of the pruning, options of the fine-tuning)
+# the accuracy at 98 % counts, so the training at lower sparsities is rough
 FISHLEG: dict[str, Any] = {"optimizer": "fishleg", "regain": 0.4}
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -35,7 +36,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "oBERT + SGD": ({"method": "obert", "compensation": "sum"}, SGD),
     "magnitude + FishLeg": ({"method": "magnitude", "compensation": "none"}, FISHLEG),
 }
-# nearly as good as dense right after pruning: labels teach little then, the dense outputs more
+# right after pruning it is nearly as good as dense: the dense outputs then teach more than labels
 DISTILLED: dict[str, Any] = {"optimizer": "sgd", "lr": 0.01, "distill": True, "epochs": 2}
 TWO_OF_FOUR = "FLS + SGD, distilled, 2:4"
 SHOWN_FROM = 0.79
@@ -48,29 +49,26 @@ def run(unit: dict[str, Any]) -> dict[str, Any]:
     targets, pattern = ((0.5,), "2:4") if two_of_four else (SCHEDULE, "global")
     images, labels = cifar10("train")
     model = trained_resnet20()
-    surgeon = Surgeon(
+    tuning = tuning if two_of_four else {"steps": STEPS, **tuning}
+    session = PruningSession(
         model,
         Batches(images, labels, 128, seed=100 + unit["seed"], augmented=True),
-        samples=192,
-        pattern=pattern,
+        options=PruningOptions(**surgery, samples=192, pattern=pattern),
+        fine_tuning=FineTuningOptions(**tuning),
+        train_loader=Batches(images, labels, 128, seed=unit["seed"], augmented=True),
         generator=torch.Generator().manual_seed(unit["seed"]),
-        **surgery,
     )
     rows: list[dict[str, Any]] = []
-
-    def pruned(step: Any) -> None:
-        before = test_accuracy(model) if step.target in (*REPORTED, 0.5) else None
-        rows.append({"sparsity": step.target, "before": before, "after": None})
-        rows[-1] |= {"predicted": step.predicted, "measured": step.measured}
-
-    def tuned(step: Any) -> None:
-        if step.target >= SHOWN_FROM or step.target == 0.5:
-            rows[-1]["after"] = test_accuracy(model)
-        print(f"   {step.target:.1%}: {rows[-1]['before']} -> {rows[-1]['after']} %", flush=True)
-
-    training = Batches(images, labels, 128, seed=unit["seed"], augmented=True)
-    tuning = tuning if two_of_four else {"steps": STEPS, **tuning}
-    gradual(surgeon, targets, training, FineTuningOptions(**tuning), on_prune=pruned, on_stage=tuned)
+    for event in session.run(targets):
+        if isinstance(event, Pruned):
+            step = event.step
+            before = test_accuracy(model) if step.target in (*REPORTED, 0.5) else None
+            rows.append({"sparsity": step.target, "before": before, "after": None})
+            rows[-1] |= {"predicted": step.predicted, "measured": step.measured}
+        elif isinstance(event, StageDone):
+            if event.step.target >= SHOWN_FROM or event.step.target == 0.5:
+                rows[-1]["after"] = test_accuracy(model)
+            print(f"   {event.step.target:.1%}: {rows[-1]['before']} -> {rows[-1]['after']} %", flush=True)
     return {"rows": rows}
 
 

@@ -8,15 +8,15 @@ the defaults of the library. Times do not include the evaluation on the test ima
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fishleg import PruneStep, Surgeon
+from fishleg import PruneStep, PruningOptions, Surgeon
 from fishleg.workloads.digits import Batches
 from reproduction.benchmarks import shown
+from reproduction.benchmarks.one_estimate import OneEstimate
 from reproduction.harness import mean, run_benchmark, save_picture
 from reproduction.workloads.datasets import cifar10
 from reproduction.workloads.resnet20 import test_accuracy, trained_resnet20
@@ -60,7 +60,7 @@ def make_surgeon(method: str, seed: int, compensation: str, **options: Any) -> S
     batches = [x for _, (x, _) in zip(range(100), loader, strict=False)]  # inputs only
     generator = torch.Generator().manual_seed(seed)
     chosen = {"method": method, "compensation": compensation, **options}
-    return Surgeon(trained_resnet20(), batches, generator=generator, **chosen)
+    return Surgeon(trained_resnet20(), batches, options=PruningOptions(**chosen), generator=generator)
 
 
 def run(unit: dict[str, Any]) -> dict[str, Any]:
@@ -69,31 +69,26 @@ def run(unit: dict[str, Any]) -> dict[str, Any]:
     if unit["mode"] == "staged":
         surgeon = make_surgeon(unit["method"], unit["seed"], STAGED[unit["method"]])
         rows = []
-        for i, sparsity in enumerate(STAGES):
+        for sparsity in STAGES:
             with watch:
-                inverse = surgeon.refine() if i and surgeon.learning is not None else None
-                step = surgeon.prune(sparsity, inverse=inverse)
+                step = surgeon.prune(sparsity)
             if sparsity in SPARSITIES:
                 rows.append(_row(step, surgeon))
         runs[STAGED[unit["method"]]] = rows
     else:
         surgeon = make_surgeon(unit["method"], unit["seed"], ONE_SHOT[unit["method"]][-1])
-        defaults = surgeon.options
-        dense = {name: value.clone() for name, value in surgeon.model.state_dict().items()}
         with watch:
-            inverse = surgeon.estimate()
-        for compensation in ONE_SHOT[unit["method"]]:
-            exchanges = 0 if compensation == NO_MASK_SEARCH else defaults.exchanges
-            name = compensation.removesuffix(" without mask search")
-            surgeon.options = replace(defaults, compensation=name, exchanges=exchanges)
+            estimate = OneEstimate(surgeon)
+        for name in ONE_SHOT[unit["method"]]:
+            changes: dict[str, Any] = {"compensation": name}
+            if name == NO_MASK_SEARCH:
+                changes = {"compensation": "joint", "mask_search_rounds": 0}
             rows = []
             for sparsity in SPARSITIES:
-                surgeon.model.load_state_dict(dense)
-                surgeon.masks = {}
                 with watch:
-                    step = surgeon.prune(sparsity, inverse=inverse)
+                    step = estimate.prune(sparsity, **changes)
                 rows.append(_row(step, surgeon))
-            runs[compensation] = rows
+            runs[name] = rows
     return {
         "runs": runs,
         "pruning_seconds": round(watch.seconds, 1),

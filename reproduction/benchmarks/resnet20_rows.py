@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fishleg import PruneStep, shrink
+from fishleg import shrink
 from fishleg.pruning.schedules import plan_schedule
 from reproduction.benchmarks.resnet20_oneshot import make_surgeon
 from reproduction.harness import mean, run_benchmark
@@ -38,15 +38,20 @@ UNITS: list[dict[str, Any]] = [
 
 def run(unit: dict[str, Any]) -> dict[str, Any]:
     method, compensation, options = METHODS[unit["method"]]
-    options = {"pattern": "rows", "include": [] if unit["rows"] == "all" else INNER, **options}
+    options = {"pattern": "rows", "include": () if unit["rows"] == "all" else INNER, **options}
     surgeon = make_surgeon(method, unit["seed"], compensation, **options)
     model, dense, batch = surgeon.model, trained_resnet20(), next(iter(surgeon.loader))
     total = sum(p.numel() for p in dense.parameters())
     found: list[dict[str, Any]] = []
 
-    def look(step: PruneStep) -> None:
-        if round(step.target, 9) not in TARGETS:
-            return
+    targets: list[float] = []
+    for target in TARGETS:
+        start = targets[-1] if targets else 0.0
+        targets += plan_schedule(target, surgeon.pattern, "staged", None, "exponential", start=start)
+    for target in targets:
+        step = surgeon.prune(target)
+        if round(target, 9) not in TARGETS:
+            continue
         small = shrink(model, batch)
         found.append(
             {
@@ -57,12 +62,6 @@ def run(unit: dict[str, Any]) -> dict[str, Any]:
             }
         )  # fmt: skip
         print("  ", found[-1], flush=True)
-
-    targets: list[float] = []
-    for target in TARGETS:
-        start = targets[-1] if targets else 0.0
-        targets += plan_schedule(target, surgeon.pattern, "staged", None, "exponential", start=start)
-    surgeon.staged(targets, look)
     return {"results": found}
 
 

@@ -24,7 +24,7 @@ from reproduction.harness import save_picture
 
 
 class Replay(Auxiliary):
-    """An Auxiliary that is fed vectors h instead of inputs, so that all methods see the very same ones."""
+    """An Auxiliary that receives vectors h instead of inputs, so that all methods use the same vectors."""
 
     def _sub_batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return batch
@@ -83,7 +83,7 @@ def compare(seed: int, relative: float, count: int) -> dict[str, dict[str, float
 
     ekfac, auxiliary = start(warm_start=count)
     for h in passes[0]:
-        auxiliary.step(h)  # the bases, and nothing else yet
+        auxiliary.step(h)  # only the bases
     for t, h in enumerate(passes[1]):
         for name, H in ekfac.pack(h).items():
             ekfac.operator(name).natural_step_(H, gamma, 1 / (t + 1))

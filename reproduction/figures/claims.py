@@ -1,4 +1,4 @@
-"""What the paper says beside its figures: about losses, probes, the start of Q and its cost.
+"""Claims of the paper's text that have no figure: losses, probes, the start of Q, and costs.
 
 The toy problem is that of the ablation figure; structures of Q are compared in `layer`.
 """
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fishleg import AuxiliaryOptions
 from fishleg.inverse.auxiliary import Auxiliary
 from fishleg.inverse.inverse_fisher import InverseFisher
-from fishleg.inverse.options import AuxiliaryOptions
 from reproduction.figures.ablation.pruning import conditioned, prune_in_stages
 from reproduction.figures.problems import (
     DTYPE,
@@ -38,7 +38,7 @@ OBERT_BLOCK = 50
 
 
 def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Results:
-    """The claims that have no figure of their own, one unit each."""
+    """One unit for each claim."""
     settings: dict[str, Any] = {
         "n": 12 if smoke else 100,
         "decay length": 10,
@@ -72,7 +72,7 @@ def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Result
 
 
 def _bias(settings: dict[str, Any]) -> Callable[[Results], Any]:
-    """Distance to F_γ⁻¹ of the Q that each loss is minimal at, on average over minibatches.
+    """Distance to F_γ⁻¹ of the Q at which each loss is minimal, on average over minibatches.
 
     F̂ is a minibatch's, damped. The auxiliary loss is linear in it, so its minimum is at E[F̂]⁻¹; both squared
     losses are quadratic, with their minimum at E[F̂] E[F̂²]⁻¹ (F and E[F̂²] commute for Gaussian inputs).
@@ -118,7 +118,7 @@ def sampled_squared_loss_optimum(problem: Problem, size: int, draws: int) -> Ten
 
 
 def _no_half(settings: dict[str, Any]) -> Callable[[Results], Any]:
-    """Tr(QF_γQ) − Tr(Q), per parameter, at F_γ⁻¹ and at the multiple of I for which it vanishes too."""
+    """Tr(QF_γQ) − Tr(Q), per parameter, at F_γ⁻¹ and at the multiple of I for which it is zero too."""
 
     def compute(_: Results) -> Any:
         rows: dict[str, list[float]] = {"at the inverse": [], "at a multiple of I": [], "its distance": []}
@@ -134,7 +134,7 @@ def _no_half(settings: dict[str, Any]) -> Callable[[Results], Any]:
 
 
 def _learned(settings: dict[str, Any], alpha: float, probe: str) -> Callable[[Results], Any]:
-    """A full Q by the paper's estimator from αI, with the best of the rates, and what it prunes like."""
+    """A full Q by the paper's estimator from αI, with the best of the rates, and its pruning error."""
 
     def learn(problems: list[Problem], rate: float, seed: int) -> list[Tensor]:
         ensemble = Ensemble(problems, seed, batch=settings["batch"])
@@ -146,7 +146,7 @@ def _learned(settings: dict[str, Any], alpha: float, probe: str) -> Callable[[Re
         """The error after half of the weights are pruned; a rate is chosen by it."""
         try:
             return pruned(settings, [problem], [Q])[0]
-        except RuntimeError:  # of a Cholesky factor: Q is singular but for rounding, as good as diverged
+        except RuntimeError:  # of a Cholesky factor: Q is numerically singular, and counts as diverged
             return math.inf
 
     def compute(_: Results) -> Any:
@@ -165,7 +165,7 @@ def _learned(settings: dict[str, Any], alpha: float, probe: str) -> Callable[[Re
 
 
 def pruned(settings: dict[str, Any], problems: list[Problem], Qs: list[Tensor]) -> list[float]:
-    """Test error of each problem with half of its weights gone; Q is conditioned on that, not relearned."""
+    """Test error of each problem without half of its weights; Q is conditioned on that, not learned again."""
     errors = prune_in_stages(
         problems,
         settings["per stage"],
@@ -257,7 +257,10 @@ def _draw(settings: dict[str, Any], found: Results) -> Any:
     )
     bias.plot(sizes, [row[AUXILIARY_LOSS]["mean"] for row in rows], marker="o", label=AUXILIARY_LOSS)
     bias.set(
-        xscale="log", xlabel="examples in a minibatch", ylabel="distance to F_γ⁻¹", title="where losses lead"
+        xscale="log",
+        xlabel="examples in a minibatch",
+        ylabel="distance to F_γ⁻¹",
+        title="optima of the losses",
     )
     bias.legend(frameon=False, fontsize=8)
     for probe, label in (("isotropic", "isotropic u"), ("gradient", "gradients as u")):

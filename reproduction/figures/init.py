@@ -1,4 +1,4 @@
-"""The initialisation figure: Q₀ = I against Q₀ = I/γ, for gradient descent and for what is used in practice.
+"""The initialisation figure: Q₀ = I against Q₀ = I/γ, for gradient descent and for the estimators in use.
 
 Paper: fig. aux_illustration; n = 100, ξ_i = 1/i², γ = 10⁻³, the learning rate tuned for each case.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fishleg import AuxiliaryOptions
 from fishleg.inverse.operators import FullFactor, Gram
-from fishleg.inverse.options import AuxiliaryOptions
 from fishleg.inverse.warm_start import WarmStart
 from reproduction.figures.problems import DTYPE, Ensemble, Problem, our_options, paper_options
 from reproduction.harness import Progress, Results, Unit, band, mean, mean_sem, run_figure, spaced, steps_to
@@ -35,7 +35,7 @@ LONGER = ", longer"
 
 
 def run(out: Path, *, smoke: bool = False, progress: Progress = print) -> Results:
-    """Gradient descent on Q and its factors from both starts; natural steps; minibatches, theirs and ours."""
+    """Gradient descent on Q and its factors from both starts; natural steps; learning from minibatches."""
     settings: dict[str, Any] = {
         "n": 20 if smoke else 100,
         "gamma": 1e-3,
@@ -94,7 +94,7 @@ def _descent(settings: dict[str, Any], form: str, start: str) -> Callable[[Resul
     """Gradient descent without noise, at the rate that ends best over all bases."""
 
     def compute(_: Results) -> Any:
-        # aligned: F is diagonal, and so the factor stays; all bases are one
+        # aligned: F is diagonal, and so the factor stays diagonal; all bases give the same
         seeds = range(1 if form == "aligned" else settings["seeds"])
         problems = [_problem(settings, seed, aligned=form == "aligned") for seed in seeds]
         scale = _scale(settings, start)
@@ -108,8 +108,8 @@ def _descent(settings: dict[str, Any], form: str, start: str) -> Callable[[Resul
 
         coarse = {2.0**k: slowness(descend(2.0**k, problems[:1])) for k in settings["octaves"]}
         best = min(coarse, key=lambda rate: coarse[rate])
-        # the best rate is close to the largest stable one, which differs a little between bases: go on until
-        # a rate beyond, by the root of 2, has been tried and was worse
+        # the best rate is close to the largest stable one, which differs a little between bases: continue
+        # until a rate larger by the root of 2 was tried and was worse
         fine = {best: descend(best, problems)}
         tried = {best: slowness(fine[best])}
         while untried := [best * 2.0**shift for shift in (-0.5, 0.5) if not _has(tried, best * 2.0**shift)]:
@@ -165,7 +165,7 @@ def _descend(
 
 
 def _natural(settings: dict[str, Any], start: str) -> Callable[[Results], Any]:
-    """The library's default on the same problem, without noise and without anything to tune."""
+    """The library's default on the same problem, without noise. Nothing is tuned."""
 
     def compute(_: Results) -> Any:
         return {"gap": [one(_problem(settings, seed)) for seed in range(settings["seeds"])]}
@@ -187,7 +187,7 @@ def _natural(settings: dict[str, Any], start: str) -> Callable[[Results], Any]:
 
 
 def _probes(settings: dict[str, Any], form: str, start: str) -> Callable[[Results], Any]:
-    """Adam on the paper's estimator, minibatches and all, with its rate tuned (and decayed to zero)."""
+    """The paper's estimator with Adam and minibatches; its rate is tuned and decays to zero."""
     return lambda _: _tuned(settings, form, start, settings["probe rates"], settings["probe steps"])
 
 
@@ -211,7 +211,7 @@ def _tuned(settings: dict[str, Any], form: str, start: str, rates: list[float], 
         try:
             gaps = _learned(settings, structure, _scale(settings, start), paper_options(rate), steps)
             tried[rate] = mean(row[-1] for row in gaps)
-        except ValueError:  # the library refuses to go on with gradients that are not finite
+        except ValueError:  # raised by the library for gradients that are not finite
             tried[rate] = math.inf
             continue
         if tried[rate] == min(tried.values()):

@@ -1,7 +1,7 @@
-"""A real layer whose exact F is at hand: what each structure of Q can do, KFAC beside it, and refining Q.
+"""A real layer whose exact F is known: structures of Q, KFAC for comparison, and refining Q.
 
-The layer is the hidden one of a small classifier of digits, 16 × 65 parameters. Q has a gap: its auxiliary
-loss above that of F_γ⁻¹, relative to the size of the latter.
+The layer is the hidden one of a small classifier of digits, 16 × 65 parameters. The gap of Q is
+its auxiliary loss minus that of F_γ⁻¹, relative to the size of the latter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fishleg import AuxiliaryOptions, PruningOptions
+from fishleg.inverse import estimate_inverse, learn_inverse, make_problem
 from fishleg.inverse.auxiliary import Auxiliary
-from fishleg.inverse.estimators import estimate
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.inverse.operators import Operator
-from fishleg.inverse.options import AuxiliaryOptions
 from fishleg.pruning.compensation import compensate
 from fishleg.pruning.saliency import saliency
 from fishleg.workloads.digits import split_digits
@@ -100,7 +100,7 @@ class RealLayer:
 
     @torch.no_grad()
     def fisher(self) -> Tensor:
-        """F of the hidden layer at the weights as they are, exactly, its rows as (W, b) packed."""
+        """The exact F of the hidden layer at the current weights; rows are packed as (W, b)."""
         x, model = self.x, self.model
         h = torch.tanh(model.hidden(x))
         p = model.last(h).softmax(-1)
@@ -119,7 +119,7 @@ class RealLayer:
         return F + self.gamma * torch.eye(len(F), dtype=DTYPE)
 
     def gap(self, Q: Tensor, kept: Tensor | None = None) -> float:
-        """Of Q [n, n], at the weights as they are; of Q [kept, kept], if only those are free to move."""
+        """The gap of Q [n, n] at the current weights, or of Q [kept, kept] for the kept weights alone."""
         F_gamma = self.damped() if kept is None else self.damped()[kept][:, kept]
         optimum = -0.5 * float(torch.linalg.inv(F_gamma).trace())
         return 1 - float(_loss(Q, F_gamma)) / optimum
@@ -130,7 +130,7 @@ class RealLayer:
         return {"gap": self.gap(Q), "distance": riemannian(Q, self.damped())}
 
     def learner(self, structure: str, options: AuxiliaryOptions, scale: float | None = None) -> Auxiliary:
-        """A fresh Q of the layer, and what teaches it."""
+        """A new Q of the layer, with the object that learns it."""
         return Auxiliary(
             self.model, InverseFisher.from_model(self.model, structure, scale=scale), "categorical",
             gamma=self.gamma, generator=torch.Generator().manual_seed(0), options=options,
@@ -178,7 +178,7 @@ def _teach(learning: Auxiliary, batches: Sequence[Tensor]) -> Operator:
 
 
 def _learned(settings: dict[str, Any], structure: str, seed: int) -> Callable[[Results], Any]:
-    """As the library learns it."""
+    """Q learned as the library does it."""
 
     def compute(_: Results) -> Any:
         layer = _layer(settings, seed)
@@ -217,18 +217,17 @@ def _inverted(settings: dict[str, Any], method: str, seed: int) -> Callable[[Res
 
     def compute(_: Results) -> Any:
         layer = _layer(settings, seed)
-        inverse, _gamma = estimate(
-            method, layer.model, layer.batches(settings["steps"]), "categorical", gamma=layer.gamma,
-            samples=_GROUPS * settings["steps"], sub_batch=_BATCH // _GROUPS,
-            generator=torch.Generator().manual_seed(0),
-        )  # fmt: skip
+        samples = {"samples": _GROUPS * settings["steps"], "sub_batch": _BATCH // _GROUPS}
+        options = PruningOptions(method=method, gamma=layer.gamma, **samples)
+        batches = layer.batches(settings["steps"])
+        inverse, _ = estimate_inverse(make_problem(layer.model, batches, "categorical", options=options))
         return layer.judge(inverse.operator("hidden"))
 
     return compute
 
 
 def _pruned(settings: dict[str, Any], who: str, seed: int) -> Callable[[Results], Any]:
-    """Gaps at the pruned model, by auxiliary steps there: of the Q from before, refined, and of a new one.
+    """Gaps at the pruned model by the number of auxiliary steps there, for the old Q and for a new one.
 
     What counts is the inverse for the kept weights, (F_MM + γI)⁻¹. The paper's estimator minimises its loss
     over the masked Q; ours goes on with all weights, and Q is conditioned on the removed ones being zero.
@@ -265,7 +264,7 @@ def _pruned(settings: dict[str, Any], who: str, seed: int) -> Callable[[Results]
         layer = _layer(settings, seed)
         reference = _teach(layer.learner("eigen-kronecker", _ours()), layer.batches(settings["steps"]))
         rates: list[float | None] = [None] if who == "ours" else list(settings["rates"])
-        taught = {rate: learner(layer, rate) for rate in rates}
+        taught = {rate: learn_inverse(make_problem(layer, rate), relative_damping=0.1) for rate in rates}
         for learning in taught.values():
             _teach(learning, layer.batches(settings["steps"]))
         before = {rate: gap(layer, learning) for rate, learning in taught.items()}
@@ -273,12 +272,15 @@ def _pruned(settings: dict[str, Any], who: str, seed: int) -> Callable[[Results]
         for learning in taught.values():
             restrict(learning, keep)
         after = {rate: gap(layer, learning, keep) for rate, learning in taught.items()}
-        kept = min(rates, key=lambda rate: before[rate])  # the rate that was best until then
+        kept = min(rates, key=lambda rate: before[rate])  # the rate that was best before the pruning
         if who == "ours":
             taught[kept].reconfigure(eta_floor=0.05)
         found = {"refined": gaps(layer, taught[kept], keep), "rate": kept}
-        fresh = {rate: gaps(layer, learner(layer, rate), keep) for rate in rates}
-        found["anew"] = fresh[min(rates, key=lambda rate: fresh[rate][-1])]  # and the best one for it
+        fresh = {
+            rate: gaps(layer, learn_inverse(make_problem(layer, rate), relative_damping=0.1), keep)
+            for rate in rates
+        }
+        found["anew"] = fresh[min(rates, key=lambda rate: fresh[rate][-1])]  # the rate that ended best
         return {**found, "before": before[kept], "right after": after[kept]}
 
     return compute

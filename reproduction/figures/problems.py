@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fishleg import AuxiliaryOptions
 from fishleg.curvature.layers import register_layer
 from fishleg.curvature.likelihoods import Gaussian
 from fishleg.curvature.samples import sample_h
 from fishleg.inverse.auxiliary import Auxiliary
 from fishleg.inverse.inverse_fisher import InverseFisher
-from fishleg.inverse.options import AuxiliaryOptions
 
 DTYPE = torch.float64
 
@@ -48,7 +48,7 @@ class SideBySide(nn.Module):
 
 
 class Problem:
-    """A Fisher matrix with given eigenvalues, its basis random unless given, and what follows from it."""
+    """A Fisher matrix with given eigenvalues; its basis is random unless given."""
 
     def __init__(self, values: Tensor, gamma: float, seed: int, *, basis: Tensor | None = None) -> None:
         n = len(values)
@@ -56,7 +56,9 @@ class Problem:
         self.n, self.gamma, self.values = n, gamma, values
         random: Tensor = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=DTYPE))[0]
         self.basis = random if basis is None else basis
-        self.w = torch.randn(n, generator=generator, dtype=DTYPE) / math.sqrt(n)  # weights, where wanted
+        self.w = torch.randn(n, generator=generator, dtype=DTYPE) / math.sqrt(
+            n
+        )  # true weights, for problems of pruning
         self.root = self.basis * values.sqrt()  # x = root z ~ N(0, F)
         self.inverse_root = self.basis * values.rsqrt()  # u = inverse_root z ~ N(0, F⁻¹)
         self.F = self.root @ self.root.mT
@@ -133,7 +135,7 @@ class Ensemble:
         return (z @ self.roots.mT).transpose(0, 1)
 
     def gradients(self, x: Tensor, groups: int | None = None) -> list[Tensor]:
-        """By problem: vectors h [groups, n] with E[hhᵀ] = F, one per example unless told otherwise."""
+        """By problem: vectors h [groups, n] with E[hhᵀ] = F, one per example unless `groups` is given."""
         h = sample_h(
             self.model, x, Gaussian(), groups=groups or len(x), generator=self.generator, vectorize=True
         )
@@ -144,7 +146,7 @@ class Ensemble:
         return InverseFisher.from_model(self.model, structure, scale=scale, block_size=block_size)
 
     def auxiliary(self, inverse: InverseFisher, options: AuxiliaryOptions) -> Auxiliary:
-        """The learning of Q, on this ensemble's random numbers."""
+        """The object that learns Q, with the generator of this ensemble."""
         return Auxiliary(
             self.model, inverse, Gaussian(), gamma=self.gamma, options=options, generator=self.generator
         )
@@ -209,7 +211,7 @@ def nearest_kronecker(F: Tensor, left: int, right: int) -> tuple[Tensor, Tensor]
     A, B = a.reshape(*batch, left, left), b.reshape(*batch, right, right)
     trace = A.diagonal(dim1=-2, dim2=-1).sum(
         -1
-    )  # sign and scale are open; fixed, so that A, B can be averaged
+    )  # sign and scale are arbitrary; they are fixed so that A and B can be averaged
     scale = (left / trace)[..., None, None]
     return A * scale, B / scale
 
@@ -245,12 +247,12 @@ def problems_of(settings: dict[str, Any]) -> list[Problem]:
 
 
 def tried_rates(rates: Sequence[float], final: Callable[[float], float]) -> dict[float, float]:
-    """What `final` says of each rate; infinite where it diverged."""
+    """The value of `final` for each rate; infinite if the run diverged."""
     found = {}
     for rate in rates:
         try:
             found[rate] = final(rate)
-        except ValueError:  # the library refuses to go on with gradients that are not finite
+        except ValueError:  # raised by the library for gradients that are not finite
             found[rate] = math.inf
     return found
 

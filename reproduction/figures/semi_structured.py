@@ -29,7 +29,7 @@ def _draw(config: Config, record: Results) -> Any:
     for place, arm in enumerate(arms):
         before, after = found["before"][arm][last], found["after"][arm][last]
         axis.plot([before["mean"], after["mean"]], [place, place], color=COLOURS[arm], linewidth=0.8)
-        # the open one is larger: it shows where the two coincide
+        # the open marker is larger, so that it is visible where the two coincide
         for value, face, size in ((before, "white", 10), (after, COLOURS[arm], 6)):
             axis.errorbar(value["mean"], place, xerr=value["sem"], marker="o", color=COLOURS[arm],
                           markerfacecolor=face, markersize=size)  # fmt: skip

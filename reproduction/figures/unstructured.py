@@ -30,7 +30,7 @@ def by_arm(config: Config, arms: Sequence[str], results: Results) -> dict[str, l
 def accuracies(
     config: Config, runs: dict[str, list[Results]], sparsities: Sequence[float], results: Results
 ) -> Results:
-    """Those of the dense model, and of each arm at each sparsity right after pruning and once trained."""
+    """Accuracies of the dense model, and of each arm at each sparsity after pruning and after training."""
     found: Results = {"dense": results["dense"]["curve"][-1]["accuracy"], "seeds": len(config.seeds)}
     for when in ("before", "after"):
         found[when] = {
@@ -44,7 +44,7 @@ def accuracies(
 
 
 def summary(config: Config, results: Results) -> Results:
-    """Accuracies by arm and sparsity; what scorer and optimizer contribute, where all four are there."""
+    """Accuracies by arm and sparsity; the contributions of scorer and optimizer, if there are all four arms."""
     runs = by_arm(config, config.arms, results)
     found = accuracies(config, runs, config.sparsities, results)
     found["seconds"] = {arm: mean_sem([seed["seconds"] for seed in seeds]) for arm, seeds in runs.items()}
@@ -64,7 +64,7 @@ def summary(config: Config, results: Results) -> Results:
 
 
 def _parts(after: dict[str, list[float | None]]) -> Results:
-    """The gain of FLS + FishLeg over magnitude + SGD, and what each of the two brings, on average."""
+    """The gain of FLS + FishLeg over magnitude + SGD, and the average contribution of each of the two."""
     rows = list(zip(*(after[arm] for arm in CROSSED), strict=True))
     rows = [row for row in rows if None not in row]
     return {
@@ -108,7 +108,7 @@ def _draw(config: Config, record: Results) -> Any:
 
 
 def particulars(config: Config) -> str:
-    """What tells a configuration from the usual one, for a title."""
+    """The differences of a configuration from the usual one, for a title."""
     usual = Config(dataset=config.dataset)
     found = [
         "the paper's hyperparameters" * (config.preset == "paper"),

@@ -1,4 +1,4 @@
-"""The official archives of the data: where they are, and how they get onto this machine whole."""
+"""The official archives of the datasets: their addresses, download and verification."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ TINY_IMAGENET = Archive(
 
 
 def how_to_get(archive: Archive) -> str:
-    """What to do when it is not there."""
+    """Advice for an error message when the data are not there."""
     return (
-        f"Unpack {archive.url} there (--download does it where nothing is yet), or point FISHLEG_DATA "
+        f"Unpack {archive.url} there (--download does it), or point FISHLEG_DATA "
         f"(or --data) at the directory that holds {archive.directory}."
     )
 
@@ -109,7 +109,9 @@ def _unpack(packed: Path, target: Path) -> None:
         if hasattr(tarfile, "data_filter"):
             pack.extractall(target, filter="data")
             return
-        for member in pack.getmembers():  # older Pythons know no filter: regular files of plain names only
+        for member in (
+            pack.getmembers()
+        ):  # older Pythons have no filter: only regular files with plain names are unpacked
             if member.isfile() and ".." not in Path(member.name).parts and not member.name.startswith("/"):
                 out = target / member.name
                 out.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ _CIFAR_IMAGES = 10_000  # in each file
 
 
 def data_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Where big data lies: the argument, else $FISHLEG_DATA, else ./data."""
+    """The directory of the datasets: the argument, else $FISHLEG_DATA, else ./data."""
     return Path(directory or os.environ.get("FISHLEG_DATA") or "data")
 
 
@@ -44,7 +44,7 @@ def cifar10(split: str = "train", directory: str | os.PathLike[str] | None = Non
 
 
 def _cifar_rows(path: Path) -> Tensor:
-    """Of each image its label and its 3072 bytes; a file that was cut off or is another one is an error."""
+    """For each image its label and its 3072 bytes; raises for a file of another size or content."""
     content = path.read_bytes()
     expected = _CIFAR_IMAGES * 3073
     if len(content) == expected:
@@ -63,8 +63,8 @@ def tiny_imagenet(
     """Tiny-ImageNet as uint8 images [N, 3, 64, 64] and labels; the test split is the official `val`.
 
     Read from the official `tiny-imagenet-200` or from a directory `tiny-imagenet-N` with some of its classes
-    in the same layout. `classes` says how many there must be, or names those to use. Labels number the
-    classes in alphabetical order.
+    in the same layout. `classes` is the expected number of classes, or the names of the classes to use.
+    Labels number the classes in alphabetical order.
     """
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
@@ -133,7 +133,7 @@ def _jpeg(path: Path) -> Tensor:
     try:
         with Image.open(path) as picture:
             size, content = picture.size, picture.convert("RGB").tobytes()
-    except OSError as error:  # which may not say of which file
+    except OSError as error:  # its message may not name the file
         raise OSError(f"{path} cannot be read ({error})") from error
     if size != (64, 64):
         raise ValueError(f"{path} is {size[0]}×{size[1]}, Tiny-ImageNet's are 64×64")

@@ -2,6 +2,7 @@
 
 import sys
 
+import pytest
 from small_runs import QUICK_RUN
 
 from fishleg.cli.display import duration, make_display
@@ -9,6 +10,7 @@ from fishleg.runs import run as runs
 from fishleg.runs.recipe import make_recipe
 
 
+@pytest.mark.slow
 def test_displays_tell_the_same_story(tmp_path, capsys):
     run = runs.start(make_recipe(QUICK_RUN, {"out": "run", "sparsity": 0.5, "stages": 2}), base=tmp_path)
     run.listen(make_display("%", "accuracy", live=False))

@@ -11,10 +11,10 @@ from oracles import dense_fisher, gaussian_fisher, packed_fisher
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg import Categorical, Gaussian
+from fishleg import Categorical, Gaussian, PruningOptions
 from fishleg.curvature.kronecker_factors import kronecker_factors
 from fishleg.curvature.layers import find_layers
-from fishleg.inverse.estimators import estimate
+from fishleg.inverse import estimate_inverse, make_problem
 
 
 def packed(model: nn.Module, F: Tensor) -> Tensor:
@@ -155,10 +155,20 @@ def test_a_bare_linear_layer_is_a_model_too() -> None:
 @pytest.mark.parametrize("method", ["kfac", "ekfac"])
 def test_layers_without_factors_are_named(method: str, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten(), nn.Linear(9, 2))
-    estimate(method, model, [torch.randn(4, 2, 4)], samples=4, sub_batch=2)
+    estimate_inverse(
+        make_problem(
+            model, [torch.randn(4, 2, 4)], options=PruningOptions(method=method, samples=4, sub_batch=2)
+        )
+    )
     assert f"{method} has no factors for 0: Q is diagonal there" in caplog.text
     caplog.clear()
-    estimate(method, nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten()), [torch.randn(4, 2, 4)], samples=4)
+    estimate_inverse(
+        make_problem(
+            nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten()),
+            [torch.randn(4, 2, 4)],
+            options=PruningOptions(method=method, samples=4),
+        )
+    )
     assert "has no factors for 0" in caplog.text
 
 

@@ -9,12 +9,12 @@ import torch
 from helpers import EXAMPLES_8, QUICK, net_8_16_4, quick_prune
 from torch import Tensor, nn
 
-from fishleg import Bernoulli, Categorical, Gaussian, Likelihood
+from fishleg import Bernoulli, Categorical, Gaussian, Likelihood, PruningOptions
 from fishleg.curvature.kronecker_factors import kronecker_factors
 from fishleg.curvature.layers import find_layers
 from fishleg.curvature.products import fisher_product
 from fishleg.curvature.samples import sample_h
-from fishleg.inverse.estimators import estimate
+from fishleg.inverse import estimate_inverse, make_problem
 
 
 @pytest.mark.parametrize("method", ["fishleg", "kfac"])
@@ -98,7 +98,11 @@ def test_a_logit_of_minus_infinity_is_a_class_less() -> None:
         assert bool(h["2.bias"][:, :3].any())
     kronecker_factors(model, find_layers(model), [EXAMPLES_8], Categorical(), forward=without_class)
     assert int(Categorical().sample(without_class(model, EXAMPLES_8)).max()) < 3
-    q, _ = estimate("fishleg", model, [EXAMPLES_8], forward=without_class, **QUICK)
+    q, _ = estimate_inverse(
+        make_problem(
+            model, [EXAMPLES_8], options=PruningOptions(**QUICK, method="fishleg"), forward=without_class
+        )
+    )
     assert all(bool(value.isfinite().all()) for value in q.diag().values())
 
 

@@ -97,6 +97,7 @@ def test_vectorized_equals_looped(name: str) -> None:
     torch.testing.assert_close(draws[0], draws[1])
 
 
+@pytest.mark.slow
 @cases
 def test_random_second_moment_within_five_standard_errors(name: str) -> None:
     """With real random numbers: hᵀAh for fixed A, whose mean is Tr(AF)."""

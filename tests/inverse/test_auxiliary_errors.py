@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fishleg import Auxiliary, AuxiliaryOptions, InverseFisher
 from fishleg.curvature.layers import find_layers
 from fishleg.inverse.operators import LowRank
-from fishleg.inverse.options import ESTIMATORS
+from fishleg.options.names import ESTIMATORS
 
 LABELS = torch.arange(12) % 3
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fishleg import Auxiliary, AuxiliaryOptions, Gaussian, InverseFisher
 from fishleg.curvature.outputs import AllIgnoredError
-from fishleg.inverse.options import ESTIMATORS
+from fishleg.options.names import ESTIMATORS
 
 
 def net(outputs: int = 3) -> nn.Sequential:
@@ -265,7 +265,7 @@ def test_reconfigured_learning_goes_on() -> None:
     auxiliary.reconfigure(groups=2, eta_floor=0.5)
     assert auxiliary.step(X12).step == 5
     assert auxiliary.warm
-    with pytest.raises(ValueError, match="refine_every must be >= 1, got 0"):
+    with pytest.raises(ValueError, match="refine_every must be a whole number >= 1, got 0"):
         auxiliary.reconfigure(refine_every=0)
 
 

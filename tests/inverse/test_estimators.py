@@ -18,14 +18,24 @@ from oracles import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg import Categorical, Gaussian, InverseFisher
+from fishleg import Categorical, Gaussian, InverseFisher, PruningOptions
 from fishleg.curvature.kronecker_factors import kronecker_factors
 from fishleg.curvature.layers import find_layers
 from fishleg.curvature.products import fisher_product
 from fishleg.curvature.samples import sample_h
-from fishleg.inverse.estimators import METHODS, estimate
+from fishleg.inverse import estimate_inverse, make_problem
+from fishleg.options.names import METHODS
 
 GAMMA = 0.05
+
+
+def estimate(
+    method: str, model: nn.Module, loader: list[Any], likelihood: Any = "categorical", **given: Any
+) -> tuple[InverseFisher, float]:
+    """Q and γ by a method; `only` and `generator` belong to the problem, the rest are options."""
+    own = {name: given.pop(name) for name in ("only", "generator") if name in given}
+    options = PruningOptions(method=method, **given)
+    return estimate_inverse(make_problem(model, loader, likelihood, options=options, **own))
 
 
 def mlp(outputs: int = 3) -> nn.Sequential:
@@ -224,9 +234,9 @@ def unlabelled() -> list[Tensor]:
     ("call", "message"),
     [
         (lambda: estimate("hessian", mlp(), unlabelled()), "one of fishleg, magnitude, .*, got 'hessian'"),
-        (lambda: estimate("kfac", mlp(), unlabelled(), samples=0), ">= 1, got 0 and 16"),
-        (lambda: estimate("kfac", mlp(), unlabelled(), sub_batch=0), ">= 1, got 256 and 0"),
-        (lambda: estimate("diagonal", mlp(), unlabelled(), gamma=-0.1), "gamma must be > 0, got -0.1"),
+        (lambda: estimate("kfac", mlp(), unlabelled(), samples=0), "samples must be a whole number >= 1, got 0"),
+        (lambda: estimate("kfac", mlp(), unlabelled(), sub_batch=0), "sub_batch must be a whole number >= 1, got 0"),
+        (lambda: estimate("diagonal", mlp(), unlabelled(), gamma=-0.1), "gamma must be a number > 0, got -0.1"),
         (lambda: estimate("mfac", mlp(), unlabelled(), empirical=True), "empirical Fisher needs labels"),
         (lambda: estimate("kfac", mlp(), unlabelled(), empirical=True), "diagonal, obert, mfac, got 'kfac'"),
         (lambda: estimate("mfac", mlp(), []), "the loader is empty"),
@@ -251,7 +261,7 @@ def test_exact_refuses_a_large_layer_before_it_works_on_the_small_ones(
     def worked(*_: object, **__: object) -> None:
         raise AssertionError("a product with F was computed")
 
-    monkeypatch.setattr("fishleg.inverse.estimators.fisher_product", worked)
+    monkeypatch.setattr("fishleg.inverse.estimators.exact.fisher_product", worked)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 512))
     with pytest.raises(ValueError, match=r"at most 4096 .* has 4608"):
         estimate("exact", model, [torch.ones(2, 8)], gamma=1.0)
@@ -279,7 +289,7 @@ def test_exact_looks_at_every_example_once(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(batch)
         return fisher_product(model, batch, *given, **options)
 
-    monkeypatch.setattr("fishleg.inverse.estimators.fisher_product", product)
+    monkeypatch.setattr("fishleg.inverse.estimators.exact.fisher_product", product)
     model = nn.Sequential(nn.Linear(3, 2))
     estimate("exact", model, [torch.randn(8, 3)], samples=16, sub_batch=4)
     assert len(seen) == 2 * 8  # two pieces, for each of eight columns

@@ -10,9 +10,9 @@ from operator_makers import DenseOnly
 from oracles import damped_inverse, exact_samples, flatten, random_fisher, random_like_parameters, unflatten
 from torch import Tensor, nn
 
-from fishleg import Categorical, InverseFisher
+from fishleg import Categorical, InverseFisher, PruningOptions
 from fishleg.curvature.samples import sample_h
-from fishleg.inverse.learned import learner
+from fishleg.inverse import learn_inverse, make_problem
 from fishleg.inverse.operators import Diagonal
 from fishleg.inverse.structures import STRUCTURES
 
@@ -174,7 +174,10 @@ def test_errors(call: Callable[[nn.Module], object], message: str) -> None:
 
 def test_padding_is_not_moved_by_steps_along_q_either() -> None:
     model = BagOfWords()
-    q = learner(model, sentences(), samples=16, sub_batch=4).inverse
+    q = learn_inverse(
+        make_problem(model, sentences(), options=PruningOptions(samples=16, sub_batch=4)),
+        relative_damping=0.1,
+    ).inverse
     with torch.no_grad():  # as Adam leaves it in the end
         q.unmasked("words").L.matrix.add_(0.1 * torch.randn(40, 40))
     h = {name: value[0] for name, value in sample_h(model, sentences()[0], Categorical()).items()}
@@ -187,7 +190,10 @@ def test_padding_is_not_moved_by_steps_along_q_either() -> None:
 
 def test_which_words_occurred_is_part_of_the_state_of_q() -> None:
     model = BagOfWords()
-    q = learner(model, sentences(30), samples=16, sub_batch=4).inverse
+    q = learn_inverse(
+        make_problem(model, sentences(30), options=PruningOptions(samples=16, sub_batch=4)),
+        relative_damping=0.1,
+    ).inverse
     restored = InverseFisher.from_model(model)
     assert restored.unseen("words") is None  # it has no samples to tell by
     restored.load_state_dict(q.state_dict())

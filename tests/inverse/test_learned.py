@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from helpers import inputs_6, inputs_8, net_6_10_4, net_8_16_4
 
-from fishleg import Surgeon
-from fishleg.inverse.learned import learner
+from fishleg import PruningOptions, Surgeon
+from fishleg.inverse import learn_inverse, make_problem
 
 
 def test_the_surgeon_s_block_size_is_that_of_a_learned_q() -> None:
-    surgeon = Surgeon(net_8_16_4(), inputs_8(), structure="block", block_size=4, samples=16)
-    Q = surgeon.estimate().operator("0").dense()
+    surgeon = Surgeon(
+        net_8_16_4(), inputs_8(), options=PruningOptions(structure="block", block_size=4, samples=16)
+    )
+    Q = surgeon.curvature.estimate(surgeon.masks).operator("0").dense()
     blocks = torch.block_diag(*torch.ones(len(Q) // 4, 4, 4))
     assert bool(Q[blocks.bool()].all())
     assert not bool(Q[~blocks.bool()].any())
@@ -20,5 +22,9 @@ def test_the_surgeon_s_block_size_is_that_of_a_learned_q() -> None:
 def test_batches_of_one_example_give_as_many_gradients() -> None:
     steps: list[int] = []
     one = [x[:1] for x in inputs_6(3)]
-    learner(net_6_10_4(), one, samples=16, sub_batch=4, callback=lambda stats: steps.append(stats.step))
+    learn_inverse(
+        make_problem(net_6_10_4(), one, options=PruningOptions(samples=16, sub_batch=4)),
+        relative_damping=0.1,
+        on_step=lambda stats: steps.append(stats.step),
+    )
     assert steps[-1] == 16

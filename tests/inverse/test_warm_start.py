@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from helpers import inputs_8, net_8_16_4
 
-from fishleg import Auxiliary, AuxiliaryOptions, InverseFisher, Surgeon
+from fishleg import Auxiliary, AuxiliaryOptions, InverseFisher, PruningOptions, Surgeon
 
 
 @pytest.mark.parametrize("options", [AuxiliaryOptions(groups=8), AuxiliaryOptions()])
 def test_few_samples_end_the_warm_start_all_the_same(options: AuxiliaryOptions) -> None:
-    surgeon = Surgeon(net_8_16_4(), inputs_8(size=64), auxiliary=options, samples=48)
-    diagonal = surgeon.estimate().diag()["0.weight"].detach()
+    surgeon = Surgeon(net_8_16_4(), inputs_8(size=64), options=PruningOptions(auxiliary=options, samples=48))
+    diagonal = surgeon.curvature.estimate(surgeon.masks).diag()["0.weight"].detach()
     assert float(diagonal.max() / diagonal.min()) > 1.5
-    assert surgeon.learning is not None
-    assert surgeon.learning.warm
+    assert surgeon.curvature.learning is not None
+    assert surgeon.curvature.learning.warm
 
 
 def test_a_q_that_was_left_in_its_warm_start_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -256,6 +256,7 @@ def trained_loss(make: Callable[[nn.Module], torch.optim.Optimizer], steps: int 
         return float(binary_cross_entropy_with_logits(model(images), images, reduction="sum")) / len(images)
 
 
+@pytest.mark.slow
 def test_trains_an_autoencoder_faster_than_sgd() -> None:
     """Digits, 60 steps, against SGD with momentum at the best of three learning rates."""
     sgd = [

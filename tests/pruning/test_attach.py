@@ -30,7 +30,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import fishleg
-from fishleg import FishLeg, Surgeon, attach
+from fishleg import FishLeg, PruningOptions, Surgeon, attach
 
 OPTIMIZERS_OF_ONES_OWN: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1),
@@ -56,7 +56,7 @@ def test_attach_prunes_when_it_is_due(name: str, method: str, start: int, due: l
     model = net_6_12_8(4)
     optimizer, surgeon = (
         OPTIMIZERS_OF_ONES_OWN[name](model),
-        Surgeon(model, training_batches(4), method=method, **QUICK_DIGITS),
+        Surgeon(model, training_batches(4), options=PruningOptions(**QUICK_DIGITS, method=method)),
     )
     pruned_at: list[int] = []
     done = 0
@@ -82,19 +82,22 @@ def test_attach_prunes_when_it_is_due(name: str, method: str, start: int, due: l
 def test_attach_prunes_by_a_q_of_the_surgeons_own() -> None:
     """FishLeg's is damped for steps, and at the first of them has learned nothing yet."""
     model = net_6_12_8(4)
-    optimizer, surgeon = FishLeg(model, lr=0.1), Surgeon(model, training_batches(4), **QUICK_DIGITS)
+    optimizer, surgeon = (
+        FishLeg(model, lr=0.1),
+        Surgeon(model, training_batches(4), options=PruningOptions(**QUICK_DIGITS)),
+    )
     attach(surgeon, optimizer, [0.3, 0.5], every=2)
     train(model, optimizer, 4, lambda: None)
-    assert surgeon.inverse is not None
-    assert surgeon.inverse is not optimizer.inverse
-    assert all(step.gamma == surgeon.gamma > 0 for step in surgeon.history)
+    assert surgeon.curvature.inverse is not None
+    assert surgeon.curvature.inverse is not optimizer.inverse
+    assert all(step.gamma == surgeon.curvature.gamma > 0 for step in surgeon.history)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS_OF_ONES_OWN)
 def test_attach_keeps_the_zeros_that_there_are(name: str) -> None:
     """From before it was attached, at every step, long before the next pruning is due."""
     model = net_6_12_8(4)
-    surgeon = Surgeon(model, training_batches(4), **QUICK_DIGITS)
+    surgeon = Surgeon(model, training_batches(4), options=PruningOptions(**QUICK_DIGITS))
     surgeon.staged([0.3, 0.5])
     optimizer = OPTIMIZERS_OF_ONES_OWN[name](model)
 
@@ -111,7 +114,7 @@ def test_attach_can_be_removed(name: str) -> None:
     model = net_6_12_8(4)
     optimizer, surgeon = (
         OPTIMIZERS_OF_ONES_OWN[name](model),
-        Surgeon(model, training_batches(4), **QUICK_DIGITS),
+        Surgeon(model, training_batches(4), options=PruningOptions(**QUICK_DIGITS)),
     )
     handle = attach(surgeon, optimizer, [0.3, 0.6], every=2)
     train(model, optimizer, 2, lambda: None)
@@ -121,6 +124,7 @@ def test_attach_can_be_removed(name: str) -> None:
     assert surgeon.sparsity == 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS_OF_ONES_OWN)
 @pytest.mark.parametrize(("method", "start", "stop"), [("fishleg", 0, 4), ("fishleg", 2, 5), ("obert", 1, 1)])
 def test_attach_goes_on_after_a_restart(name: str, method: str, start: int, stop: int) -> None:
@@ -129,7 +133,11 @@ def test_attach_goes_on_after_a_restart(name: str, method: str, start: int, stop
 
     def begin() -> tuple[nn.Module, torch.optim.Optimizer, Surgeon]:
         model = copy.deepcopy(given)
-        return model, OPTIMIZERS_OF_ONES_OWN[name](model), Surgeon(model, data, method=method, **QUICK_DIGITS)
+        return (
+            model,
+            OPTIMIZERS_OF_ONES_OWN[name](model),
+            Surgeon(model, data, options=PruningOptions(**QUICK_DIGITS, method=method)),
+        )
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
         for i in range(first, last):
@@ -183,7 +191,7 @@ def test_attach_goes_on_after_a_restart_with_a_shuffled_loader() -> None:
         model = copy.deepcopy(given)
         loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=32, shuffle=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        return model, optimizer, loader, Surgeon(model, loader, samples=16)
+        return model, optimizer, loader, Surgeon(model, loader, options=PruningOptions(samples=16))
 
     def run(stop: int | None) -> tuple[Tensor, list[float | None]]:
         model, optimizer, loader, surgeon = begin()
@@ -213,10 +221,10 @@ def test_attach_goes_on_after_a_restart_with_a_shuffled_loader() -> None:
 @pytest.mark.parametrize("kind", ["sgd", "fishleg"])
 def test_zeros_of_excluded_layers_last_under_attach(kind: str) -> None:
     model = fishleg.prune(
-        net_8_16_4(), labelled_8(), 0.6, mode="one-shot", method="magnitude", progress=quiet
+        net_8_16_4(), labelled_8(), 0.6, method="magnitude", mode="one-shot", progress=quiet
     )
     zero = model.get_parameter("2.weight") == 0
-    surgeon = Surgeon(model, labelled_8(), exclude=["^2"], samples=16)
+    surgeon = Surgeon(model, labelled_8(), options=PruningOptions(exclude=["^2"], samples=16))
     optimizer = (
         torch.optim.SGD(model.parameters(), lr=0.1)
         if kind == "sgd"
@@ -234,7 +242,7 @@ def test_zeros_of_excluded_layers_last_under_attach(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sgd", "fishleg"])
 def test_attach_needs_every_optimizer_and_counts_the_steps_of_the_first(kind: str) -> None:
     model = net_8_16_4()
-    surgeon = Surgeon(model, inputs_8(3), method="magnitude")
+    surgeon = Surgeon(model, inputs_8(3), options=PruningOptions(method="magnitude"))
     first, second = one_sgd_per_layer(model)
     with pytest.raises(ValueError, match=r"does not have 2\.weight"):
         fishleg.attach(surgeon, first, [0.5], every=1)
@@ -253,7 +261,7 @@ def test_attach_needs_every_optimizer_and_counts_the_steps_of_the_first(kind: st
 
 def test_attach_needs_the_optimizer_of_excluded_layers_with_zeros() -> None:
     model = prune_by_magnitude(net_8_16_4(), 0.5)
-    surgeon = Surgeon(model, inputs_8(3), method="magnitude", exclude=["2"])
+    surgeon = Surgeon(model, inputs_8(3), options=PruningOptions(method="magnitude", exclude=["2"]))
     first, second = one_sgd_per_layer(model)
     with pytest.raises(ValueError, match=r"does not have 2\.weight"):
         fishleg.attach(surgeon, first, [0.8], every=1)
@@ -264,7 +272,7 @@ def test_a_pruning_that_fails_is_due_again_at_the_next_step(monkeypatch: pytest.
     model = prune_by_magnitude(net_8_16_4(), 0.2)
     before = zeros_of(model)
     surgeon, optimizer = (
-        Surgeon(model, inputs_8(3), method="magnitude"),
+        Surgeon(model, inputs_8(3), options=PruningOptions(method="magnitude")),
         torch.optim.SGD(model.parameters(), 0.1),
     )
     fishleg.attach(surgeon, optimizer, [0.3, 0.5], every=4)
@@ -290,7 +298,7 @@ def test_zeros_of_a_pruned_model_last_before_the_first_pruning(kind: str) -> Non
         if kind == "fishleg"
         else torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     )
-    surgeon = Surgeon(model, inputs_8(3), **QUICK)
+    surgeon = Surgeon(model, inputs_8(3), options=PruningOptions(**QUICK))
     fishleg.attach(surgeon, optimizer, [0.8], every=9, start=2)
     train_8(model, optimizer, steps=2)
     assert all(torch.equal(now, before[name]) for name, now in zeros_of(model).items())
@@ -304,7 +312,7 @@ def test_a_few_zeros_are_no_mask() -> None:
     with torch.no_grad():
         model[0].weight[0, 0] = 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    surgeon = Surgeon(model, inputs_8(3), method="magnitude")
+    surgeon = Surgeon(model, inputs_8(3), options=PruningOptions(method="magnitude"))
     fishleg.attach(surgeon, optimizer, [0.5], every=9, start=5)
     train_8(model, optimizer)
     assert not surgeon.found
@@ -315,7 +323,12 @@ def test_zeros_that_were_made_so_are_free_and_pruned_ones_told(caplog: pytest.Lo
     model = net_8_16_4()
     nn.init.eye_(model[0].weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    fishleg.attach(Surgeon(model, inputs_8(3), method="magnitude", exclude=["0"]), optimizer, [0.5], every=1)
+    fishleg.attach(
+        Surgeon(model, inputs_8(3), options=PruningOptions(method="magnitude", exclude=["0"])),
+        optimizer,
+        [0.5],
+        every=1,
+    )
     assert not caplog.text
     train_8(model, optimizer)
     assert float(zeros_of(model)["0.weight"].double().mean()) < 0.5
@@ -323,7 +336,12 @@ def test_zeros_that_were_made_so_are_free_and_pruned_ones_told(caplog: pytest.Lo
     model = prune_by_magnitude(net_8_16_4(), 0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = zeros_of(model)["0.weight"]
-    fishleg.attach(Surgeon(model, inputs_8(3), method="magnitude", exclude=["0"]), optimizer, [0.8], every=1)
+    fishleg.attach(
+        Surgeon(model, inputs_8(3), options=PruningOptions(method="magnitude", exclude=["0"])),
+        optimizer,
+        [0.8],
+        every=1,
+    )
     assert "the zeros of 0.weight are taken for pruned and will be kept" in caplog.text
     train_8(model, optimizer)
     assert torch.equal(zeros_of(model)["0.weight"], before)
@@ -332,7 +350,9 @@ def test_zeros_that_were_made_so_are_free_and_pruned_ones_told(caplog: pytest.Lo
 def test_the_optimizer_of_another_model_is_refused() -> None:
     model = net_6_10_4()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sparse = fishleg.prune(model, inputs_6(), 0.5, progress=lambda line: None, **QUICK)
+    sparse = fishleg.prune(
+        model, inputs_6(), 0.5, options=PruningOptions(**QUICK), progress=lambda line: None
+    )
     with pytest.raises(ValueError, match="it is that of another model"):
         fishleg.keep_zeros(optimizer, sparse)
     with pytest.raises(ValueError, match="it is that of another model"):

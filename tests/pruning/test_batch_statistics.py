@@ -7,7 +7,7 @@ import torch
 from helpers import batches_of_5, net_with_batchnorm
 from torch import Tensor, nn
 
-from fishleg import AuxiliaryOptions, FineTuningOptions, Surgeon
+from fishleg import AuxiliaryOptions, FineTuningOptions, PruningOptions, Surgeon
 from fishleg.pruning.gradual import Gradual
 
 FULL = {"structure": "full", "samples": 256, "auxiliary": AuxiliaryOptions(estimator="natural", groups=4)}
@@ -20,12 +20,16 @@ def test_a_learned_q_charges_for_the_length_of_a_filter_only_with_running_statis
     model = net_with_batchnorm()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     damped = {"relative_damping": 0.1, **FULL}  # enough of it to tell what is left of the curvature
-    surgeon = Surgeon(model, batches_of_5(), batch_statistics=by_batch, include=["0.weight"], **damped)
-    for look in (surgeon.estimate, lambda: surgeon.refine(4)):
+    surgeon = Surgeon(
+        model,
+        batches_of_5(),
+        options=PruningOptions(**damped, batch_statistics=by_batch, include=["0.weight"]),
+    )
+    for look in (surgeon.estimate, lambda: surgeon.curvature.refine(4)):
         q, w = look(), model[0].weight.detach()
         alone = torch.diag_embed(torch.ones(4, dtype=w.dtype)).unsqueeze(-1) * w  # one filter each
         curvature = float((alone * q.operator("0").solve(alone)).detach().sum())
-        damping = surgeon.gamma * float(w.square().sum())
+        damping = surgeon.curvature.gamma * float(w.square().sum())
         assert (curvature > 2 * damping) == (by_batch is False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module.training for module in model.modules())
@@ -42,7 +46,7 @@ def test_rivals_do_so_on_request(method: str, empirical: bool) -> None:
         model = net_with_batchnorm()
         data = [(x, labels) for x in batches_of_5()]
         options = {"method": method, "empirical": empirical, "samples": 16, "gamma": 1e-3}
-        q = Surgeon(model, data, batch_statistics=by_batch, **options).estimate()
+        q = Surgeon(model, data, options=PruningOptions(**options, batch_statistics=by_batch)).estimate()
         found[by_batch] = q.operator("0").diag()
         assert not any(module.training for module in model.modules())
     torch.testing.assert_close(found[None], found[False])
@@ -53,7 +57,7 @@ def test_rivals_do_so_on_request(method: str, empirical: bool) -> None:
 def test_batches_of_one_example_have_no_statistics(method: str) -> None:
     """BatchNorm cannot normalise one example by itself: Q is then that of the running statistics."""
     options = {"include": ["0.weight"], "method": method, "batch_statistics": True, **FULL, "samples": 16}
-    q = Surgeon(net_with_batchnorm(), batches_of_5(1), **options).estimate()
+    q = Surgeon(net_with_batchnorm(), batches_of_5(1), options=PruningOptions(**options)).estimate()
     assert bool(q.operator("0").diag().isfinite().all())
 
 
@@ -65,15 +69,21 @@ def test_groups_are_never_single_examples(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fishleg.inverse.auxiliary.sample_h", spy)
-    surgeon = Surgeon(net_with_batchnorm(), batches_of_5(6), include=["0.weight"], **FULL)
+    surgeon = Surgeon(
+        net_with_batchnorm(), batches_of_5(6), options=PruningOptions(**FULL, include=["0.weight"])
+    )
     with pytest.raises(KeyboardInterrupt):
-        surgeon.estimate()
+        surgeon.curvature.estimate(surgeon.masks)
     assert asked == [3]
 
 
 def test_without_a_refresh_q_is_that_of_the_running_statistics() -> None:
     for batches_to_refresh in (0, 20):
-        surgeon = Surgeon(net_with_batchnorm(), batches_of_5(), batchnorm_batches=batches_to_refresh, **FULL)
+        surgeon = Surgeon(
+            net_with_batchnorm(),
+            batches_of_5(),
+            options=PruningOptions(**FULL, batchnorm_batches=batches_to_refresh),
+        )
         assert surgeon.new_learner().options.batch_statistics == bool(batches_to_refresh)
 
 
@@ -82,11 +92,12 @@ def test_a_step_that_fails_leaves_the_statistics_alone() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     broken = [torch.full_like(x, torch.nan) for x in batches_of_5()]
     with pytest.raises(ValueError, match="not finite"):
-        Surgeon(model, broken, include=["0.weight"], **FULL).estimate()
+        Surgeon(model, broken, options=PruningOptions(**FULL, include=["0.weight"])).estimate()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model[1].track_running_stats
 
 
+@pytest.mark.slow
 def test_norms_that_are_frozen_in_training_stay_so_for_the_first_q() -> None:
     """Gradual's first look at a model in training mode, one BatchNorm of which is in evaluation mode."""
     found = []
@@ -96,11 +107,15 @@ def test_norms_that_are_frozen_in_training_stay_so_for_the_first_q() -> None:
         model[1].training = not frozen
         data = [(x, torch.arange(64) % 3) for x in batches_of_5()]
         run = Gradual(
-            Surgeon(model, data, include=["0.weight"], gamma=1e-3, **FULL), None, FineTuningOptions(steps=1)
+            Surgeon(model, data, options=PruningOptions(**FULL, include=["0.weight"], gamma=1e-3)),
+            None,
+            FineTuningOptions(steps=1),
         )
         found.append(run.look().operator("0").diag())
     plain = Surgeon(
-        net_with_batchnorm(), data, include=["0.weight"], gamma=1e-3, batch_statistics=False, **FULL
+        net_with_batchnorm(),
+        data,
+        options=PruningOptions(**FULL, include=["0.weight"], gamma=1e-3, batch_statistics=False),
     )
     torch.testing.assert_close(found[0], plain.estimate().operator("0").diag())
     assert not torch.allclose(found[0], found[1], rtol=0.05)
@@ -114,9 +129,11 @@ def test_without_batchnorm_every_example_may_be_a_group(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fishleg.inverse.auxiliary.sample_h", spy)
-    surgeon = Surgeon(nn.Sequential(nn.Linear(5, 3)).double(), batches_of_5(4), **FULL)
+    surgeon = Surgeon(
+        nn.Sequential(nn.Linear(5, 3)).double(), batches_of_5(4), options=PruningOptions(**FULL)
+    )
     with pytest.raises(KeyboardInterrupt):
-        surgeon.estimate()
+        surgeon.curvature.estimate(surgeon.masks)
     assert asked == [4]
 
 
@@ -135,6 +152,8 @@ def test_statistics_are_renewed_between_cuts_only_where_they_are_read(
     seen = []
     monkeypatch.setattr("fishleg.pruning.surgeon.refresh_batchnorm", lambda *given: seen.append(given))
     Surgeon(
-        net_with_batchnorm(), batches_of_5(), samples=8, sub_batch=16, measure_batches=0, **options
+        net_with_batchnorm(),
+        batches_of_5(),
+        options=PruningOptions(**options, samples=8, sub_batch=16, measure_batches=0),
     ).prune(0.6, cuts=3, refine=1)
     assert len(seen) == refreshes

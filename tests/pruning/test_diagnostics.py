@@ -27,7 +27,7 @@ from helpers import (
 from torch import Tensor, nn
 
 import fishleg
-from fishleg import AuxiliaryOptions, Categorical, Surgeon
+from fishleg import AuxiliaryOptions, Categorical, PruningOptions, Surgeon
 from fishleg.curvature.samples import sample_h
 from fishleg.pruning import diagnostics as looks
 
@@ -37,23 +37,28 @@ def test_a_loader_that_is_ordered_by_class_is_told(method: str, caplog: pytest.L
     model, x, _ = trained_net_with_batchnorm()
     mixed = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
     options = {"mode": "one-shot", "method": method, "samples": 32, "progress": quiet}
-    fishleg.prune(model, mixed.split(32), 0.3, **options)
+    fishleg.prune(model, mixed.split(32), 0.3, options=PruningOptions(**options))
     assert "BatchNorm" not in caplog.text
-    fishleg.prune(model, x.split(20), 0.3, **options)
+    fishleg.prune(model, x.split(20), 0.3, options=PruningOptions(**options))
     assert "A loader that is ordered by class does not: shuffle it" in caplog.text
     assert "the quadratic model does not hold" not in caplog.text
 
 
 def test_a_head_that_does_not_count_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    fishleg.prune(TwoHeads(joined=False), inputs_8(), 0.5, mode="one-shot", samples=16, progress=quiet)
+    fishleg.prune(
+        TwoHeads(joined=False),
+        inputs_8(),
+        0.5,
+        options=PruningOptions(samples=16),
+        mode="one-shot",
+        progress=quiet,
+    )
     assert "b.weight has no part in the model's output on the first batches" in caplog.text
     caplog.clear()
     for options in ({"joined": True}, {"joined": False}):
         forward = (lambda m, x: m(x)) if options["joined"] else (lambda m, x: torch.cat(m(x), 1))
         fishleg.prune(
-            TwoHeads(**options), inputs_8(), 0.5, mode="one-shot", likelihood="bernoulli", forward=forward,
-            samples=16, progress=quiet,
-        )  # fmt: skip
+            TwoHeads(**options), inputs_8(), 0.5, options=PruningOptions(samples=16), mode="one-shot", likelihood="bernoulli", forward=forward, progress=quiet)  # fmt: skip
     assert "no part" not in caplog.text
 
 
@@ -73,28 +78,35 @@ def test_experts_that_are_used_later_are_not_called_unused(caplog: pytest.LogCap
 
     x = torch.cat(inputs_8(2, 64))
     x = x[x[:, 0].argsort()]  # the first examples go to the first expert
-    Surgeon(Experts(), [x], samples=8).prune(0.5)
+    Surgeon(Experts(), [x], options=PruningOptions(samples=8)).prune(0.5)
     assert "no part" not in caplog.text
-    Surgeon(Experts(), [x[x[:, 0] < 1]], samples=8).prune(0.5)
+    Surgeon(Experts(), [x[x[:, 0] < 1]], options=PruningOptions(samples=8)).prune(0.5)
     assert "experts.2.weight has no part" in caplog.text
 
 
 def test_a_likelihood_that_cannot_be_meant_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=r"needs at least two classes, .* \(32, 1\) have one"):
-        Surgeon(nn.Linear(8, 1), inputs_8(), samples=4).prune(0.5)
+        Surgeon(nn.Linear(8, 1), inputs_8(), options=PruningOptions(samples=4)).prune(0.5)
     sigmoid = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid())
-    Surgeon(sigmoid, inputs_8(), "bernoulli", samples=8).prune(0.5)
+    Surgeon(sigmoid, inputs_8(), likelihood="bernoulli", options=PruningOptions(samples=8)).prune(0.5)
     assert "leave out its last sigmoid" in caplog.text
     caplog.clear()
     positive = nn.Linear(8, 1)
     nn.init.zeros_(positive.weight[:, 1:])
-    Surgeon(positive, [x[x[:, 0] > 0][:4] for x in inputs_8()], "bernoulli", samples=4).prune(0.5)
+    Surgeon(
+        positive,
+        [x[x[:, 0] > 0][:4] for x in inputs_8()],
+        likelihood="bernoulli",
+        options=PruningOptions(samples=4),
+    ).prune(0.5)
     assert "sigmoid" not in caplog.text  # too few to tell
     maps = nn.Conv2d(3, 4, 3)
     images = [torch.randn(8, 3, 6, 6) for _ in range(2)]
-    Surgeon(copy.deepcopy(maps), images, Categorical(class_dim=1), samples=8).prune(0.5)
+    Surgeon(
+        copy.deepcopy(maps), images, likelihood=Categorical(class_dim=1), options=PruningOptions(samples=8)
+    ).prune(0.5)
     assert "class_dim" not in caplog.text
-    Surgeon(maps, images, samples=8).prune(0.5)
+    Surgeon(maps, images, options=PruningOptions(samples=8)).prune(0.5)
     assert "pass likelihood=Categorical(class_dim=1)" in caplog.text
     with pytest.raises(
         ValueError, match=r"Categorical\(class_dim=1\) for outputs \[batch, classes, \.\.\.\]"
@@ -104,10 +116,12 @@ def test_a_likelihood_that_cannot_be_meant_is_told(caplog: pytest.LogCaptureFixt
 
 def test_probabilities_instead_of_logits_are_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fishleg"):
-        Surgeon(nn.Sequential(net_6_10_4(), nn.Softmax(-1)), inputs_6(), **QUICK).prune(0.3)
+        Surgeon(
+            nn.Sequential(net_6_10_4(), nn.Softmax(-1)), inputs_6(), options=PruningOptions(**QUICK)
+        ).prune(0.3)
         assert "look like probabilities" in caplog.text
         caplog.clear()
-        Surgeon(net_6_10_4(), inputs_6(), **QUICK).prune(0.3)
+        Surgeon(net_6_10_4(), inputs_6(), options=PruningOptions(**QUICK)).prune(0.3)
         assert "look like probabilities" not in caplog.text
 
 
@@ -150,8 +164,17 @@ def test_a_model_that_fails_on_parts_is_told() -> None:
         lambda m, b: m(b[0])[b[0][:, 0] > 0],  # some of the examples
     ],
 )
-def test_three_inputs_are_cut(forward: Callable[[nn.Module, Any], Tensor]) -> None:
-    quick_prune(net_8_16_4(), [[EXAMPLES_8, EXAMPLES_8, EXAMPLES_8]], forward=forward)
+def test_three_inputs_are_split_together(forward: Callable[[nn.Module, Any], Tensor]) -> None:
+    sizes: list[list[int]] = []
+
+    def recorded(model: nn.Module, batch: Any) -> Tensor:
+        sizes.append([len(x) for x in batch])
+        return forward(model, batch)
+
+    sparse = quick_prune(net_8_16_4(), [[EXAMPLES_8, EXAMPLES_8, EXAMPLES_8]], forward=recorded)
+    assert [size for size in sizes if len(set(size)) > 1] == []
+    assert {size[0] for size in sizes} >= {16, 4}  # whole, and in parts of `sub_batch` examples
+    assert sum(int((p == 0).sum()) for p in sparse.parameters()) == 96
 
 
 @pytest.mark.parametrize(
@@ -184,12 +207,12 @@ def test_zeros_that_the_masks_do_not_hold_are_told(
     pattern: str, sparsity: float, loose: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, data = net_6_12_8(3), inputs_6(3, 32)
-    Surgeon(model, data, **QUICK_DIGITS).prune(0.6)
+    Surgeon(model, data, options=PruningOptions(**QUICK_DIGITS)).prune(0.6)
     assert "were zero already" not in caplog.text
     zero = {name: p == 0 for name, p in model.named_parameters() if p.dim() == 2}
-    surgeon = Surgeon(model, data, pattern=pattern, **QUICK_DIGITS)
+    surgeon = Surgeon(model, data, options=PruningOptions(**QUICK_DIGITS, pattern=pattern))
     surgeon.prune(sparsity)
-    count = sum(int((zero[name] & surgeon.masks[name]).sum()) for name in surgeon.prunable)
+    count = sum(int((zero[name] & surgeon.masks[name]).sum()) for name in surgeon.weights.names)
     assert (count > 0) == loose
     assert (f"{count} weights that were zero already are not among" in caplog.text) == loose
 

@@ -25,7 +25,7 @@ from helpers import (
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg import Categorical, FineTuningOptions, Gaussian, Likelihood, Surgeon
+from fishleg import Categorical, FineTuningOptions, Gaussian, Likelihood, PruningOptions, Surgeon
 from fishleg.pruning.gradual import Gradual, Progress, gradual
 from fishleg.workloads.digits import split_digits
 from fishleg.workloads.digits_net import DigitsNet
@@ -43,8 +43,8 @@ def test_training_improves_on_pruning_alone(
     optimizer: str, lr: float | None, trained: DigitsNet, loader: Any
 ) -> None:
     alone, tuned = copy.deepcopy(trained), copy.deepcopy(trained)
-    Surgeon(alone, loader, **QUICK_DIGITS).staged([0.6, 0.9])
-    surgeon = Surgeon(tuned, loader, **QUICK_DIGITS)
+    Surgeon(alone, loader, options=PruningOptions(**QUICK_DIGITS)).staged([0.6, 0.9])
+    surgeon = Surgeon(tuned, loader, options=PruningOptions(**QUICK_DIGITS))
     gradual(surgeon, [0.6, 0.9], tuning=FineTuningOptions(optimizer=optimizer, lr=lr, steps=30, refine=8))
     assert surgeon.sparsity == round(0.9 * DIGITS_WEIGHTS) / DIGITS_WEIGHTS
     assert held_out_loss(tuned) < 0.7 * held_out_loss(alone)
@@ -64,7 +64,7 @@ def test_distillation_needs_no_labels(
     def measure(_: object) -> None:
         divergences.append(float(Categorical().divergence(model(images), trained(images))))
 
-    before, surgeon = state_copy(trained), Surgeon(model, inputs, **QUICK_DIGITS)
+    before, surgeon = state_copy(trained), Surgeon(model, inputs, options=PruningOptions(**QUICK_DIGITS))
     tuning = FineTuningOptions(optimizer=optimizer, lr=lr, distill=True, steps=40)
     gradual(surgeon, [0.85], tuning=tuning, on_prune=measure, on_stage=measure)
     assert divergences[1] < 0.7 * divergences[0]
@@ -77,7 +77,9 @@ def test_the_temperature_of_distillation(T: float) -> None:
     batch, model = training_batches(4)[0], net_6_12_8(4)
     x, _ = batch
     for likelihood in (Categorical(), Gaussian()):
-        surgeon = Surgeon(model, training_batches(4), likelihood, method="magnitude")
+        surgeon = Surgeon(
+            model, training_batches(4), likelihood=likelihood, options=PruningOptions(method="magnitude")
+        )
         run = Gradual(surgeon, None, FineTuningOptions(optimizer="sgd", distill=True, temperature=T, steps=1))
         with torch.no_grad():
             for p in model.parameters():
@@ -112,7 +114,9 @@ def test_labels_or_distillation() -> None:
     ):
         with pytest.raises(ValueError, match=r"needs \(inputs, targets\) from the loader, or distillation"):
             gradual(
-                Surgeon(model, batches, **QUICK_DIGITS), [0.5], tuning=FineTuningOptions(**SHORT_TRAINING)
+                Surgeon(model, batches, options=PruningOptions(**QUICK_DIGITS)),
+                [0.5],
+                tuning=FineTuningOptions(**SHORT_TRAINING),
             )
     assert not changed(model, before)
 
@@ -120,7 +124,7 @@ def test_labels_or_distillation() -> None:
 def test_distillation_needs_a_divergence_before_anything_changes() -> None:
     model = net_6_12_8(4)
     before = state_copy(model)
-    surgeon = Surgeon(model, training_batches(4), Plain(), **QUICK_DIGITS)
+    surgeon = Surgeon(model, training_batches(4), likelihood=Plain(), options=PruningOptions(**QUICK_DIGITS))
     with pytest.raises((ValueError, NotImplementedError), match=r"Plain.*divergence|divergence.*Plain"):
         gradual(surgeon, [0.5], tuning=FineTuningOptions(distill=True, **SHORT_TRAINING))
     assert not changed(model, before)
@@ -130,7 +134,7 @@ def test_distillation_needs_a_divergence_before_anything_changes() -> None:
 
 def test_epochs_decide_how_long_to_train() -> None:
     places: list[Progress] = []
-    surgeon = Surgeon(net_6_12_8(4), training_batches(4), method="magnitude")
+    surgeon = Surgeon(net_6_12_8(4), training_batches(4), options=PruningOptions(method="magnitude"))
     tuning = FineTuningOptions(optimizer="sgd", epochs=1.5)
     gradual(surgeon, [0.2, 0.4], tuning=tuning, on_step=places.append)
     assert [p.step for p in places] == [*range(1, 7)] * 2
@@ -202,7 +206,9 @@ def test_a_loss_that_is_not_finite_is_told_at_once(model: DigitsNet) -> None:
 def test_training_that_diverges_is_an_error_not_a_result() -> None:
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4))
     data = [(x, 10 * x[:, :4]) for x, _ in training_batches()]
-    surgeon = Surgeon(model, data, "gaussian", method="magnitude", **QUICKER)
+    surgeon = Surgeon(
+        model, data, likelihood="gaussian", options=PruningOptions(**QUICKER, method="magnitude")
+    )
     told = r"loss is not finite \((inf|nan)\) at step \d+ of 30 after sparsity 0\.5"
     with pytest.raises(ValueError, match=told):
         gradual(surgeon, [0.5], tuning=FineTuningOptions(optimizer="sgd", lr=1e6, steps=30))
@@ -210,7 +216,9 @@ def test_training_that_diverges_is_an_error_not_a_result() -> None:
 
 def test_the_last_step_may_be_the_one_that_diverges() -> None:
     run = Gradual(
-        Surgeon(net_with_dropout(), training_batches(), method="magnitude", **QUICKER),
+        Surgeon(
+            net_with_dropout(), training_batches(), options=PruningOptions(**QUICKER, method="magnitude")
+        ),
         tuning=FineTuningOptions(optimizer="sgd", steps=2),
     )
     run.prune(0.5)
@@ -231,7 +239,7 @@ def test_batches_without_a_label_that_counts_are_left_out() -> None:
     plain, mixed = ([*data], [x for batch in data for x in (empty, batch)])
     ends = []
     for loader in (plain, mixed):
-        surgeon = Surgeon(net_with_dropout(), data, method="magnitude", **QUICKER)
+        surgeon = Surgeon(net_with_dropout(), data, options=PruningOptions(**QUICKER, method="magnitude"))
         run = Gradual(surgeon, loader, FineTuningOptions(optimizer="sgd", steps=5))
         run.prune(0.5)
         losses = list(run.train())
@@ -239,15 +247,23 @@ def test_batches_without_a_label_that_counts_are_left_out() -> None:
         ends.append(losses)
     assert ends[0] == ends[1]
     run = Gradual(
-        Surgeon(net_with_dropout(), data, **QUICKER), mixed, FineTuningOptions(steps=5, refine=1, cuts=1)
+        Surgeon(net_with_dropout(), data, options=PruningOptions(**QUICKER)),
+        mixed,
+        FineTuningOptions(steps=5, refine=1, cuts=1),
     )
-    expected = Gradual(Surgeon(net_with_dropout(), data, **QUICKER), plain, FineTuningOptions(steps=3))
+    expected = Gradual(
+        Surgeon(net_with_dropout(), data, options=PruningOptions(**QUICKER)),
+        plain,
+        FineTuningOptions(steps=3),
+    )
     assert run.given == pytest.approx(expected.given, rel=0.3)
     run.prune(0.5)
     assert all(map(math.isfinite, run.train()))
     assert all(map(math.isfinite, run.recent))
     nothing = Gradual(
-        Surgeon(net_with_dropout(), data, **QUICKER), [empty], FineTuningOptions(optimizer="sgd", steps=5)
+        Surgeon(net_with_dropout(), data, options=PruningOptions(**QUICKER)),
+        [empty],
+        FineTuningOptions(optimizer="sgd", steps=5),
     )
     nothing.prune(0.5)
     with pytest.raises(ValueError, match="1001 training batches in a row have no label that counts"):
@@ -267,7 +283,7 @@ def test_the_given_loss_is_that_of_a_model_with_dropout() -> None:
     assert with_dropout > 1.1 * without
     model.train()
     random = torch.get_rng_state()
-    run = Gradual(Surgeon(model, data, **QUICKER), data, FineTuningOptions(steps=3))
+    run = Gradual(Surgeon(model, data, options=PruningOptions(**QUICKER)), data, FineTuningOptions(steps=3))
     assert run.given == pytest.approx(with_dropout, rel=0.03)
     assert torch.equal(torch.get_rng_state(), random)
 
@@ -275,7 +291,7 @@ def test_the_given_loss_is_that_of_a_model_with_dropout() -> None:
 def test_the_pace_is_in_units_of_the_given_loss_where_that_is_large() -> None:
     """Targets a thousand times as large make losses, and the KL of a good step, a million times as large."""
     run = Gradual(
-        Surgeon(net_with_dropout(), training_batches(), **QUICKER),
+        Surgeon(net_with_dropout(), training_batches(), options=PruningOptions(**QUICKER)),
         training_batches(),
         FineTuningOptions(steps=4, max_kl=0.1, step_damping=5),
     )
@@ -290,14 +306,16 @@ def test_the_pace_is_in_units_of_the_given_loss_where_that_is_large() -> None:
 def test_a_pruned_model_is_not_taken_for_the_teacher() -> None:
     model, data = net_with_dropout(), training_batches()
     tuning = FineTuningOptions(distill=True, optimizer="sgd", steps=4)
-    surgeon = Surgeon(model, data, method="magnitude", **QUICKER)
+    surgeon = Surgeon(model, data, options=PruningOptions(**QUICKER, method="magnitude"))
     run = Gradual(surgeon, data, tuning)
     run.prune(0.5)
     next(run.train())
-    late = Gradual(Surgeon(model, data, method="magnitude", **QUICKER), data, tuning)
+    late = Gradual(Surgeon(model, data, options=PruningOptions(**QUICKER, method="magnitude")), data, tuning)
     with pytest.raises(ValueError, match="the teacher is another model"):
         late.load_state_dict(run.state_dict())
-    early = Gradual(Surgeon(net_with_dropout(), data, method="magnitude", **QUICKER), data, tuning)
+    early = Gradual(
+        Surgeon(net_with_dropout(), data, options=PruningOptions(**QUICKER, method="magnitude")), data, tuning
+    )
     early.load_state_dict(run.state_dict())
     assert early.step == 1
 
@@ -305,7 +323,7 @@ def test_a_pruned_model_is_not_taken_for_the_teacher() -> None:
 def test_a_later_batch_without_targets_is_told() -> None:
     data = training_batches()
     run = Gradual(
-        Surgeon(net_with_dropout(), data, method="magnitude", **QUICKER),
+        Surgeon(net_with_dropout(), data, options=PruningOptions(**QUICKER, method="magnitude")),
         [data[0], data[1][0]],
         FineTuningOptions(optimizer="sgd", steps=4),
     )
@@ -327,7 +345,9 @@ def test_a_causal_model_is_trained_to_predict_the_next_token() -> None:
     model = Bigram()
     tokens = (torch.arange(6) + torch.arange(8).unsqueeze(1)) % 8  # each is followed by the next larger one
     loader = [{"input_ids": tokens, "labels": tokens}]
-    surgeon = Surgeon(model, loader, include=["head"], method="magnitude", compensation="none")
+    surgeon = Surgeon(
+        model, loader, options=PruningOptions(include=["head"], method="magnitude", compensation="none")
+    )
     with Gradual(surgeon, loader, FineTuningOptions(optimizer="adam", lr=0.05, steps=60)) as run:
         run.prune(0.3)
         losses = list(run.train())
@@ -337,7 +357,9 @@ def test_a_causal_model_is_trained_to_predict_the_next_token() -> None:
 
 def test_a_label_out_of_range_is_named_while_training() -> None:
     loader = [(x, torch.full((8,), 6)) for x in inputs_6()]
-    surgeon = Surgeon(net_6_10_4(), inputs_6(), method="magnitude", compensation="none")
+    surgeon = Surgeon(
+        net_6_10_4(), inputs_6(), options=PruningOptions(method="magnitude", compensation="none")
+    )
     with Gradual(surgeon, loader, FineTuningOptions(optimizer="sgd", steps=2)) as run:
         run.prune(0.5)
         with pytest.raises(ValueError, match="6"):
@@ -352,7 +374,11 @@ def test_a_frozen_body_given_in_evaluation_mode_keeps_its_statistics_in_training
     model.eval()
     frozen, moving = ({n: b.clone() for n, b in model[i].named_buffers()} for i in (1, 4))
     tuning = FineTuningOptions(optimizer=optimizer, steps=4, refine=1)
-    gradual(Surgeon(model, labelled_6(), batchnorm_batches=0, **QUICK), [0.5], tuning=tuning)
+    gradual(
+        Surgeon(model, labelled_6(), options=PruningOptions(**QUICK, batchnorm_batches=0)),
+        [0.5],
+        tuning=tuning,
+    )
     assert all(torch.equal(value, frozen[name]) for name, value in model[1].named_buffers())
     assert not torch.equal(model[4].running_mean, moving["running_mean"])
     assert not model[1].training
@@ -363,7 +389,7 @@ def test_a_last_batch_of_one_example_is_left_out_of_the_training() -> None:
     data = [*labelled_6()[:2], (torch.randn(1, 6), torch.tensor([0]))]
     done: list[float] = []
     gradual(
-        Surgeon(model, labelled_6(), **QUICK), [0.5], data, FineTuningOptions(optimizer="sgd", steps=5),
+        Surgeon(model, labelled_6(), options=PruningOptions(**QUICK)), [0.5], data, FineTuningOptions(optimizer="sgd", steps=5),
         on_step=lambda progress: done.append(progress.loss),
     )  # fmt: skip
     assert len(done) == 5
@@ -371,6 +397,6 @@ def test_a_last_batch_of_one_example_is_left_out_of_the_training() -> None:
 
 def test_running_statistics_that_are_asked_for_hold_while_training() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    surgeon = Surgeon(model, labelled_6(), batch_statistics=False, **QUICK)
+    surgeon = Surgeon(model, labelled_6(), options=PruningOptions(**QUICK, batch_statistics=False))
     gradual(surgeon, [0.5], tuning=FineTuningOptions(steps=2))
-    assert not surgeon.learning.options.batch_statistics
+    assert not surgeon.curvature.learning.options.batch_statistics

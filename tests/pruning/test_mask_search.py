@@ -12,7 +12,7 @@ import torch
 from helpers import QUICK_DIGITS
 from torch import Tensor, nn
 
-from fishleg import Surgeon
+from fishleg import PruningOptions, Surgeon
 from fishleg.pruning.mask_search import exchange
 from fishleg.pruning.patterns import Masks, Unstructured
 from fishleg.workloads.digits_net import DigitsNet
@@ -84,16 +84,20 @@ def test_exchanges_lower_the_predicted_loss(
     pattern: str, share: float, model: DigitsNet, images: Any
 ) -> None:
     sparsity = 0.5 if pattern == "2:4" else 0.85
-    surgeon = Surgeon(model, images, pattern=pattern, **QUICK_DIGITS)
-    q = surgeon.estimate()
-    first = surgeon.select(q, sparsity)
-    better = surgeon.exchange(q, first)
+    surgeon = Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS, pattern=pattern))
+    q = surgeon.curvature.estimate(surgeon.masks)
+    first = surgeon.pruner.select(q, sparsity, surgeon.masks)
+    better = surgeon.pruner.search(q, first)
     counts = [sum(int((~mask).sum()) for mask in masks.values()) for masks in (first, better)]
     assert counts[0] == counts[1]
     assert any(not torch.equal(first[name], better[name]) for name in first)
-    before, after = (sum(surgeon.predict(q, masks).values()) for masks in (first, better))
+    before, after = (sum(surgeon.pruner.predict(q, masks).values()) for masks in (first, better))
     assert after < share * before
-    plain = Surgeon(copy.deepcopy(model), images, pattern=pattern, exchanges=0, **QUICK_DIGITS)
+    plain = Surgeon(
+        copy.deepcopy(model),
+        images,
+        options=PruningOptions(**QUICK_DIGITS, pattern=pattern, mask_search_rounds=0),
+    )
     assert all(torch.equal(mask, first[name]) for name, mask in plain.exchange(q, first).items())
     assert plain.prune(sparsity, inverse=q).predicted == pytest.approx(before)
     assert surgeon.prune(sparsity, inverse=q).predicted == pytest.approx(after)
@@ -103,12 +107,12 @@ def test_exchanges_lower_the_predicted_loss(
 def test_exchanges_within_layers_keep_their_counts(
     options: dict[str, Any], model: DigitsNet, images: Any
 ) -> None:
-    surgeon = Surgeon(model, images, **options, **QUICK_DIGITS)
-    q = surgeon.estimate()
-    first = surgeon.select(q, 0.85)
-    better = surgeon.exchange(q, first)
+    surgeon = Surgeon(model, images, options=PruningOptions(**options, **QUICK_DIGITS))
+    q = surgeon.curvature.estimate(surgeon.masks)
+    first = surgeon.pruner.select(q, 0.85, surgeon.masks)
+    better = surgeon.pruner.search(q, first)
     assert {n: int(m.sum()) for n, m in better.items()} == {n: int(m.sum()) for n, m in first.items()}
-    before, after = surgeon.predict(q, first), surgeon.predict(q, better)
+    before, after = surgeon.pruner.predict(q, first), surgeon.pruner.predict(q, better)
     assert all(after[name] <= before[name] * 1.0001 for name in first)  # no layer pays for another
     assert sum(after.values()) < 0.97 * sum(before.values())
 
@@ -122,8 +126,8 @@ def test_mask_search_comes_near_the_best_of_all_masks() -> None:
         model = nn.Sequential(nn.Linear(7, 2, bias=False))
         mixed = torch.randn(7, 7)
         batches = [torch.randn(64, 7) @ mixed for _ in range(4)]
-        surgeon = Surgeon(model, batches, samples=64, floor=0.0)
-        q = surgeon.estimate()
+        surgeon = Surgeon(model, batches, options=PruningOptions(samples=64, floor=0.0))
+        q = surgeon.curvature.estimate(surgeon.masks)
         Q, w = q.operator("0").dense().detach(), model[0].weight.detach().flatten()
 
         def loss(removed: Tensor, Q: Tensor = Q, w: Tensor = w) -> Tensor:
@@ -131,8 +135,10 @@ def test_mask_search_comes_near_the_best_of_all_masks() -> None:
             block = Q[removed.unsqueeze(-1), removed.unsqueeze(-2)]
             return (w[removed] * torch.linalg.solve(block, w[removed])).sum(-1) / 2
 
-        least, first = loss(choices).min(), surgeon.select(q, 0.5)
-        found = [(~masks["0.weight"]).flatten().nonzero().T for masks in (first, surgeon.exchange(q, first))]
+        least, first = loss(choices).min(), surgeon.pruner.select(q, 0.5, surgeon.masks)
+        found = [
+            (~masks["0.weight"]).flatten().nonzero().T for masks in (first, surgeon.pruner.search(q, first))
+        ]
         gap.append([float(loss(removed) / least - 1) for removed in found])
     before, after = (sum(column) for column in zip(*gap, strict=True))
     assert after < 0.75 * before

@@ -8,7 +8,7 @@ import torch
 from helpers import QUICK, inputs_6, labelled_6, net_6_8_3, net_6_10_4, random_masks
 from torch import nn
 
-from fishleg import Surgeon, keep_zeros, masks_of
+from fishleg import PruningOptions, Surgeon, keep_zeros, masks_of
 from fishleg.pruning.keep_zeros import zero_removed
 from fishleg.pruning.masks import apply_masks
 
@@ -52,7 +52,7 @@ def test_masked_weights_are_zero_even_where_they_were_nan() -> None:
 
 def test_masks_of_rows_have_their_biases() -> None:
     model = net_6_10_4(nn.GELU)
-    Surgeon(model, inputs_6(), pattern="rows", **QUICK).prune(0.5)
+    Surgeon(model, inputs_6(), options=PruningOptions(**QUICK, pattern="rows")).prune(0.5)
     masks = masks_of(model)
     gone = ~masks["0.weight"].any(1)
     assert torch.equal(masks["0.bias"], ~gone)

@@ -20,7 +20,7 @@ from helpers import (
 )
 from torch import Tensor, nn
 
-from fishleg import Surgeon
+from fishleg import PruningOptions, Surgeon
 
 
 def test_the_output_layer_is_the_one_that_is_called_last() -> None:
@@ -34,12 +34,14 @@ def test_the_output_layer_is_the_one_that_is_called_last() -> None:
             return y
 
     model = HeadFirst().train()
-    surgeon = Surgeon(model, [torch.randn(8, 4)], method="magnitude", pattern="rows")
-    assert surgeon.prunable == ["body.weight"]
-    assert "output layer" in str(surgeon.reasons["head.weight"])
+    surgeon = Surgeon(model, [torch.randn(8, 4)], options=PruningOptions(method="magnitude", pattern="rows"))
+    assert surgeon.weights.names == ["body.weight"]
+    assert "output layer" in str(surgeon.weights.reasons["head.weight"])
     assert model.norm.num_batches_tracked == 0
     assert not model.head._forward_hooks
-    empty = Surgeon(model, [], method="magnitude", pattern="rows")  # no data: as registered
+    empty = Surgeon(
+        model, [], options=PruningOptions(method="magnitude", pattern="rows")
+    )  # no data: as registered
     assert empty.prunable == ["head.weight"]
 
 
@@ -53,7 +55,9 @@ def test_rows_of_every_output_layer_stay_in_graphs_of_any_depth(deep: bool) -> N
                 y = y * 0.999
             return y
 
-    reasons = Surgeon(Unrolled(joined=True), inputs_8(), "bernoulli", pattern="rows").reasons
+    reasons = Surgeon(
+        Unrolled(joined=True), inputs_8(), likelihood="bernoulli", options=PruningOptions(pattern="rows")
+    ).reasons
     assert [name for name, why in reasons.items() if why and "output layer" in why] == [
         "a.weight",
         "b.weight",
@@ -72,12 +76,14 @@ def test_rows_with_an_attention_whose_projection_is_parametrized() -> None:
             y: Tensor = self.head(self.attention(h, h, h, need_weights=False)[0].squeeze(1))
             return y
 
-    reasons = Surgeon(Attends(), inputs_8(), pattern="rows").reasons
+    reasons = Surgeon(Attends(), inputs_8(), options=PruningOptions(pattern="rows")).reasons
     assert "an output layer" in str(reasons["head.weight"])
 
 
 def test_rows_of_every_output_layer_stay() -> None:
-    reasons = Surgeon(TwoHeads(joined=True), inputs_8(), "bernoulli", pattern="rows").reasons
+    reasons = Surgeon(
+        TwoHeads(joined=True), inputs_8(), likelihood="bernoulli", options=PruningOptions(pattern="rows")
+    ).reasons
     assert reasons["f.weight"] is None
     assert all("an output layer" in str(reasons[name]) for name in ("a.weight", "b.weight"))
 
@@ -93,7 +99,7 @@ def test_rows_of_an_attention_that_is_the_output_stay() -> None:
             y: Tensor = self.attention(h, h, h, need_weights=False)[0].squeeze(1)
             return y
 
-    reasons = Surgeon(Attends(), inputs_8(), pattern="rows").reasons
+    reasons = Surgeon(Attends(), inputs_8(), options=PruningOptions(pattern="rows")).reasons
     assert "an output layer" in str(reasons["attention.out_proj.weight"])
     assert reasons["f.weight"] is None
 
@@ -132,8 +138,8 @@ class ResidualOutput(nn.Module):
     ],
 )
 def test_rows_of_the_layer_that_makes_the_outputs_stay(model: Callable[[], nn.Module], kept: str) -> None:
-    surgeon = Surgeon(model(), inputs_6(), pattern="rows", **QUICK)
-    protected = [name for name, why in surgeon.reasons.items() if why and "output layer" in why]
+    surgeon = Surgeon(model(), inputs_6(), options=PruningOptions(**QUICK, pattern="rows"))
+    protected = [name for name, why in surgeon.weights.reasons.items() if why and "output layer" in why]
     assert protected == [f"{kept}.weight"]
 
 
@@ -141,8 +147,8 @@ def test_all_frozen_but_one_the_last_called_is_the_output_layer() -> None:
     model = TwoOutputs()
     model.requires_grad_(False)
     model.decoder.requires_grad_(True)
-    surgeon = Surgeon(model, inputs_6(), pattern="rows", include=["decoder"], **QUICK)
-    assert surgeon.prunable == ["decoder.weight"]
+    surgeon = Surgeon(model, inputs_6(), options=PruningOptions(**QUICK, pattern="rows", include=["decoder"]))
+    assert surgeon.weights.names == ["decoder.weight"]
 
 
 class TiedHead(nn.Module):
@@ -160,8 +166,8 @@ class TiedHead(nn.Module):
 
 def test_a_tied_head_is_the_output_layer() -> None:
     tokens = [torch.randint(0, 20, (4, 5))]
-    surgeon = Surgeon(TiedHead(), tokens, pattern="rows", method="magnitude")
-    assert surgeon.prunable == ["body.weight"]
+    surgeon = Surgeon(TiedHead(), tokens, options=PruningOptions(pattern="rows", method="magnitude"))
+    assert surgeon.weights.names == ["body.weight"]
 
 
 @pytest.mark.slow
@@ -178,8 +184,8 @@ def test_hooks_see_into_compiled_models() -> None:
 
     model = torch.compile(HeadFirst(), backend="eager")
     model(inputs_6()[0])
-    surgeon = Surgeon(model, inputs_6(), pattern="rows", method="kfac", **QUICK)
-    assert surgeon.prunable == ["_orig_mod.body.weight"]
+    surgeon = Surgeon(model, inputs_6(), options=PruningOptions(**QUICK, pattern="rows", method="kfac"))
+    assert surgeon.weights.names == ["_orig_mod.body.weight"]
     surgeon.prune(0.5)
 
 
@@ -188,7 +194,9 @@ def test_frozen_norms_and_norms_of_several_layers_are_left_alone() -> None:
     for p in model[1].parameters():
         p.requires_grad_(False)
     before = copy.deepcopy(model[1].state_dict())
-    Surgeon(model, image_batches(), pattern="rows", method="magnitude", **QUICK_ROWS).prune(0.5)
+    Surgeon(
+        model, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows", method="magnitude")
+    ).prune(0.5)
     assert torch.equal(model[1].weight, before["weight"])
     assert torch.equal(model[1].bias, before["bias"])
 
@@ -202,7 +210,12 @@ def test_frozen_norms_and_norms_of_several_layers_are_left_alone() -> None:
             return self.last((self.norm(self.a(x)) + self.norm(self.b(x))).mean((2, 3)))
 
     shared = Shared()
-    assert Surgeon(shared, image_batches(), pattern="rows", method="magnitude", **QUICK_ROWS).norms == {}
+    assert (
+        Surgeon(
+            shared, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows", method="magnitude")
+        ).norms
+        == {}
+    )
 
 
 def test_norms_over_other_dimensions_and_norms_that_share_are_left_alone() -> None:
@@ -232,12 +245,12 @@ def test_norms_over_other_dimensions_and_norms_that_share_are_left_alone() -> No
 
     steps = [torch.randn(16, 8, 6) for _ in range(3)]
     chosen: dict[str, Any] = {"pattern": "rows", "method": "magnitude", **QUICK_ROWS}
-    assert Surgeon(Sequence(), steps, **chosen).norms == {}
-    Surgeon(model := Sequence(), steps, **chosen).prune(0.5)
+    assert Surgeon(Sequence(), steps, options=PruningOptions(**chosen)).norms == {}
+    Surgeon(model := Sequence(), steps, options=PruningOptions(**chosen)).prune(0.5)
     assert bool((model.norm.weight != 0).all())
-    both = Surgeon(TwoNorms(tied=False), image_batches(), **chosen).norms
+    both = Surgeon(TwoNorms(tied=False), image_batches(), options=PruningOptions(**chosen)).norms
     assert both == {"conv.weight": ["a.weight", "a.bias", "b.weight", "b.bias"]}
-    assert Surgeon(TwoNorms(tied=True), image_batches(), **chosen).norms == {
+    assert Surgeon(TwoNorms(tied=True), image_batches(), options=PruningOptions(**chosen)).norms == {
         "conv.weight": [],
         "other.weight": [],
     }

@@ -8,7 +8,7 @@ from helpers import QUICK, QUICK_DIGITS, inputs_6
 from torch import nn
 from torch.nn import functional
 
-from fishleg import Categorical, Surgeon
+from fishleg import Categorical, PruningOptions, Surgeon
 from fishleg.workloads.digits_net import DigitsNet
 
 
@@ -16,20 +16,23 @@ from fishleg.workloads.digits_net import DigitsNet
 def test_measured_loss_is_the_divergence_from_the_model_before(model: DigitsNet, images: Any) -> None:
     with torch.no_grad():
         before = [model(x).log_softmax(1) for x in images[:2]]
-    step = Surgeon(model, images, **QUICK_DIGITS).prune(0.7)
+    step = Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS)).prune(0.7)
     with torch.no_grad():
         after = [model(x).log_softmax(1) for x in images[:2]]
     pairs = zip(after, before, strict=True)
     kl = sum(functional.kl_div(f, g, log_target=True, reduction="batchmean") for f, g in pairs) / 2
     assert step.measured == pytest.approx(float(kl), rel=1e-4)
-    assert Surgeon(model, images, measure_batches=0, **QUICK_DIGITS).prune(0.8).measured is None
+    assert (
+        Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS, measure_batches=0)).prune(0.8).measured
+        is None
+    )
 
 
 def test_a_kl_is_measured_in_single_precision_at_least() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 500)).bfloat16()
     data = [x.bfloat16() for x in inputs_6(2, 64)]
-    surgeon = Surgeon(model, data, method="diagonal", **QUICK)
+    surgeon = Surgeon(model, data, options=PruningOptions(**QUICK, method="diagonal"))
     with torch.no_grad():
         before = [model(x).float() for x in data]
         step = surgeon.prune(0.1)

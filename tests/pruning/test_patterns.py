@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fishleg import schedule
 from fishleg.pruning.patterns import NM, Blocks, Pattern, Rows, Unstructured, as_pattern
-from fishleg.pruning.schedules import check_sparsities
 
 SHAPES = {"linear": (6, 8), "conv": (4, 8, 3, 3), "point": (5, 16, 1, 1)}
 
@@ -197,13 +195,6 @@ GONE = {"w": torch.tensor([-math.inf] * 6 + [1.0] * 4)}
         (lambda: Unstructured().select(TEN, 0.8, 0.3), "remove 8 of 10 .*leave 7 that may go"),
         (lambda: Unstructured().select(GONE, 0.5), "remove 5 of 10 .* 6 are removed already"),
         (lambda: NM(2, 4).select({"w": torch.rand(4, 8)}, 0.75), "remove 24 of 32 .*leave 16 .* most 0.5000"),
-        (lambda: schedule("sine", 0.5, 3), "exponential, cubic, linear or one-shot, got 'sine'"),
-        (lambda: schedule("linear", 0.5, 0), "at least 1 step, got 0"),
-        (lambda: schedule("linear", 1.0, 3), "start < target < 1, got 0.0 and 1.0"),
-        (lambda: schedule("linear", 0.4, 3, start=0.5), "start < target < 1, got 0.5 and 0.4"),
-        (lambda: check_sparsities([]), "got an empty list"),
-        (lambda: check_sparsities([0.5, 1.5]), r"sparsity must be in \(0, 1\), got 1.5"),
-        (lambda: check_sparsities([0.5, 0.5]), "sparsities must rise, got 0.5 before 0.5"),
     ],
 )
 def test_errors(call: Callable[[], object], message: str) -> None:

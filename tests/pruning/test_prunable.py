@@ -20,16 +20,20 @@ from helpers import (
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from fishleg import Surgeon
+from fishleg import PruningOptions, Surgeon
 from fishleg.workloads.digits_net import DigitsNet
 
 
 def test_include_exclude_and_the_table() -> None:
     model = DigitsNet(8)
-    surgeon = Surgeon(model, random_images(), include=["conv"], exclude=["^conv1"], method="magnitude")
-    assert surgeon.prunable == ["conv2.weight", "conv3.weight"]
+    surgeon = Surgeon(
+        model,
+        random_images(),
+        options=PruningOptions(include=["conv"], exclude=["^conv1"], method="magnitude"),
+    )
+    assert surgeon.weights.names == ["conv2.weight", "conv3.weight"]
     surgeon.prune(0.5)
-    assert set(surgeon.masks) == set(surgeon.prunable)
+    assert set(surgeon.masks) == set(surgeon.weights.names)
     lines = {line.split()[0]: line for line in surgeon.table().splitlines()}
     assert lines["parameter"].endswith("pruned?")
     assert lines["conv1.weight"].endswith(" 72     0.0%  excluded")
@@ -37,7 +41,10 @@ def test_include_exclude_and_the_table() -> None:
     assert f"{surgeon.history[0].per_layer['conv3.weight']:.1%}" in lines["conv3.weight"]
     assert lines["bn1.weight"].endswith("not a matrix")
     assert lines["linear.weight"].endswith("not included")
-    assert "1 inputs are not a multiple of 4" in Surgeon(model, random_images(), pattern="2:4").table()
+    assert (
+        "1 inputs are not a multiple of 4"
+        in Surgeon(model, random_images(), options=PruningOptions(pattern="2:4")).table()
+    )
 
 
 def test_names_are_names_and_not_regular_expressions() -> None:
@@ -45,15 +52,15 @@ def test_names_are_names_and_not_regular_expressions() -> None:
     every, data = [f"{i}.weight" for i in range(13)], [torch.randn(4, 4)]
 
     def chosen(**options: Any) -> list[str]:
-        return Surgeon(model, data, **options).prunable
+        return Surgeon(model, data, options=PruningOptions(**options)).prunable
 
     assert chosen(exclude=["2.weight"]) == [name for name in every if name != "2.weight"]
     assert chosen(include=["1"]) == ["1.weight"]
     assert chosen(include=["^1"]) == ["1.weight", "10.weight", "11.weight", "12.weight"]
     nested = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
-    assert Surgeon(nested, data, include=["0"]).prunable == ["0.0.weight"]
+    assert Surgeon(nested, data, options=PruningOptions(include=["0"])).prunable == ["0.0.weight"]
     with pytest.raises(ValueError, match=r"'0\.1' matches no parameter; there are 0\.0\.weight"):
-        Surgeon(nested, data, include=["0.1"])
+        Surgeon(nested, data, options=PruningOptions(include=["0.1"]))
 
 
 def test_tied_weights_go_by_each_of_their_names() -> None:
@@ -68,7 +75,9 @@ def test_tied_weights_go_by_each_of_their_names() -> None:
             return y
 
     for name in ("head", "head.weight", "first"):
-        assert Surgeon(Tied(), [torch.randn(4, 4)], exclude=[name]).prunable == ["subhead.weight"]
+        assert Surgeon(Tied(), [torch.randn(4, 4)], options=PruningOptions(exclude=[name])).prunable == [
+            "subhead.weight"
+        ]
 
 
 def test_a_model_that_is_mostly_frozen_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,16 +100,18 @@ def test_a_tied_weight_is_known_by_all_its_names() -> None:
             return self.head(self.body(self.embedding(x)).tanh())
 
     data = [torch.randint(0, 10, (8, 3)) for _ in range(2)]
-    assert Surgeon(Tied(), data, exclude=["^head"]).prunable == ["body.weight"]
-    assert Surgeon(Tied(), data, exclude=["^embedding"]).prunable == ["body.weight"]
-    assert Surgeon(Tied(), data, include=[r"head\.weight"]).prunable == ["embedding.weight"]
+    assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^head"])).prunable == ["body.weight"]
+    assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^embedding"])).prunable == ["body.weight"]
+    assert Surgeon(Tied(), data, options=PruningOptions(include=[r"head\.weight"])).prunable == [
+        "embedding.weight"
+    ]
 
 
 def test_a_parametrized_weight_is_told_apart_and_its_state_stays() -> None:
     model = net_6_10_4(nn.Tanh)
     parametrizations.spectral_norm(model[0])
     state = {name: value.clone() for name, value in model.named_buffers()}
-    surgeon = Surgeon(model, inputs_6(), measure_batches=0, **QUICK)
+    surgeon = Surgeon(model, inputs_6(), options=PruningOptions(**QUICK, measure_batches=0))
     assert "parametrized: make it an ordinary weight" in surgeon.table()
     assert all(torch.equal(value, state[name]) for name, value in model.named_buffers())
 
@@ -126,5 +137,5 @@ def test_most_of_a_model_left_out_is_told(caplog: pytest.LogCaptureFixture) -> N
     assert "lstm.weight_hh_l0 (not the weight of a linear layer, convolution or embedding" in caplog.text
     caplog.clear()
     Surgeon(net_with_dropout(), data)
-    Surgeon(net_with_dropout(), data, include=["5.weight"])  # as one likes
+    Surgeon(net_with_dropout(), data, options=PruningOptions(include=["5.weight"]))  # as one likes
     assert not caplog.text

@@ -73,7 +73,7 @@ def zeros(model: nn.Module) -> int:
 
 
 def run(model: nn.Module, loader: Any, *args: Any, **kwargs: Any) -> nn.Module:
-    return fishleg.prune(model, loader, *args, **{**QUICK, **kwargs})
+    return fishleg.prune(model, loader, options=PruningOptions(**{**QUICK, **kwargs}))
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -394,7 +394,14 @@ def test_the_seed_covers_shuffling_and_dropout(own: bool) -> None:
         generator.manual_seed(noise)
         before = generator.get_state()
         sparse = fishleg.prune(
-            model, loader, 0.5, mode="gradual", stages=2, tuning=tuning, samples=8, progress=lambda line: None
+            model,
+            loader,
+            0.5,
+            options=PruningOptions(samples=8),
+            mode="gradual",
+            stages=2,
+            fine_tuning=tuning,
+            progress=lambda line: None,
         )
         assert torch.equal(generator.get_state(), before)
         results.append(sparse.state_dict())

@@ -29,7 +29,7 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import fishleg
-from fishleg import FineTuningOptions, Surgeon
+from fishleg import FineTuningOptions, PruningOptions, Surgeon
 from fishleg.pruning import api
 
 CONTEXTS: dict[str, Callable[[], Any]] = {
@@ -44,9 +44,9 @@ def test_the_callers_context_changes_nothing(context: str, mode: str) -> None:
     options: dict[str, Any] = {"mode": mode, "progress": quiet, **QUICK}
     if mode == "gradual":
         options |= {"stages": 1, "tuning": FineTuningOptions(steps=3, refine=1)}
-    plain = fishleg.prune(net_6_10_4(nn.Tanh), labelled_6(), 0.5, **options)
+    plain = fishleg.prune(net_6_10_4(nn.Tanh), labelled_6(), 0.5, options=PruningOptions(**options))
     with CONTEXTS[context]():
-        inside = fishleg.prune(net_6_10_4(nn.Tanh), labelled_6(), 0.5, **options)
+        inside = fishleg.prune(net_6_10_4(nn.Tanh), labelled_6(), 0.5, options=PruningOptions(**options))
     for a, b in zip(plain.parameters(), inside.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -57,10 +57,9 @@ def test_magnitude_predicts_no_loss() -> None:
         net_6_10_4(nn.Tanh),
         inputs_6(),
         0.5,
+        options=PruningOptions(**QUICK, method="magnitude"),
         mode="one-shot",
-        method="magnitude",
         progress=lines.append,
-        **QUICK,
     )
     assert "KL of this step measured" in lines[0]
     assert "predicted" not in lines[0]
@@ -94,9 +93,9 @@ def test_a_target_that_the_model_is_beyond_is_refused(
     sparsity: float | None, pattern: str, again: float | list[float] | None, told: str
 ) -> None:
     options: dict[str, Any] = {"method": "magnitude", "pattern": pattern, "progress": quiet}
-    sparse = fishleg.prune(net_8_16_4(), inputs_8(3), sparsity, **options)
+    sparse = fishleg.prune(net_8_16_4(), inputs_8(3), sparsity, options=PruningOptions(**options))
     with pytest.raises(ValueError, match=told):
-        fishleg.prune(sparse, inputs_8(3), again, **options)
+        fishleg.prune(sparse, inputs_8(3), again, options=PruningOptions(**options))
 
 
 def test_another_pattern_or_a_little_more_is_not_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,7 +105,9 @@ def test_another_pattern_or_a_little_more_is_not_refused(caplog: pytest.LogCaptu
     assert all(bool((w.view(-1, 4).sum(1) >= 2).all()) for w in zeros_of(strict).values())
     prune_by_magnitude(sparse, 0.5, pattern="rows")
     caplog.clear()
-    surgeon = Surgeon(prune_by_magnitude(net_8_16_4(), 0.9), inputs_8(3), method="magnitude")
+    surgeon = Surgeon(
+        prune_by_magnitude(net_8_16_4(), 0.9), inputs_8(3), options=PruningOptions(method="magnitude")
+    )
     optimizer = torch.optim.SGD(surgeon.model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"0\.5 \(pattern global\) removes nothing"):
         fishleg.attach(surgeon, optimizer, [0.5, 0.95], every=1)
@@ -119,13 +120,13 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
         assert (
             int(sum(zero.sum() for zero in zeros_of(prune_by_magnitude(net_8_16_4(), half)).values())) == 96
         )
-        surgeon = Surgeon(net_8_16_4(), inputs_8(3), method="magnitude")
+        surgeon = Surgeon(net_8_16_4(), inputs_8(3), options=PruningOptions(method="magnitude"))
         assert type(surgeon.prune(half).target) is float
         assert fishleg.schedule("cubic", half, 2)[-1] == 0.5
     several = np.linspace(0.2, 0.5, 3, dtype=np.float32)
     sparse = fishleg.prune(net_8_16_4(), inputs_8(3), several, method="magnitude", progress=quiet)
     assert int(sum(zero.sum() for zero in zeros_of(sparse).values())) == 96
-    surgeon = Surgeon(net_8_16_4(), inputs_8(3), method="magnitude")
+    surgeon = Surgeon(net_8_16_4(), inputs_8(3), options=PruningOptions(method="magnitude"))
     optimizer = torch.optim.SGD(surgeon.model.parameters(), lr=0.1)
     fishleg.attach(surgeon, optimizer, several, every=1)
     train_8(surgeon.model, optimizer)
@@ -154,7 +155,15 @@ def test_what_a_step_is_measured_on_is_not_what_q_learns_from_first() -> None:
         y: Tensor = model(batch[0])
         return y
 
-    fishleg.prune(net_8_16_4(), loader, 0.5, mode="one-shot", samples=8, forward=forward, progress=quiet)
+    fishleg.prune(
+        net_8_16_4(),
+        loader,
+        0.5,
+        options=PruningOptions(samples=8),
+        mode="one-shot",
+        forward=forward,
+        progress=quiet,
+    )
     measured, learned = set(torch.cat(drawn[:2]).tolist()), set(torch.cat(drawn[4:12]).tolist())
     assert len(measured) == 16
     assert len(measured & learned) < 12
@@ -179,7 +188,7 @@ def test_few_rows_and_many_stages() -> None:
     data = [x for x, _ in training_batches()]
     sparse = api.prune(model, data, 0.9, pattern="rows", progress=lambda _: None, **QUICKER)
     assert int((sparse[0].weight != 0).any(1).sum()) == 1
-    surgeon = Surgeon(model, data, **QUICKER)
+    surgeon = Surgeon(model, data, options=PruningOptions(**QUICKER))
     surgeon.prune(0.5)
     with pytest.raises(ValueError, match=r"0\.5 is not above the present"):
         surgeon.prune(0.5)

@@ -9,7 +9,7 @@ import torch
 from helpers import QUICK, BagOfWords, inputs_6, net_6_10_4, quick_prune, sentences
 from torch import Tensor, nn
 
-from fishleg import Surgeon
+from fishleg import PruningOptions, Surgeon
 from fishleg.pruning import pruner
 
 
@@ -52,11 +52,14 @@ def test_blocks_are_neighbouring_channels() -> None:
         return outputs
 
     surgeon = Surgeon(
-        model, [torch.randn(8, 4, 4, 4) for _ in range(3)], pattern="block:4", forward=forward, **QUICK
+        model,
+        [torch.randn(8, 4, 4, 4) for _ in range(3)],
+        options=PruningOptions(**QUICK, pattern="block:4"),
+        forward=forward,
     )
     steps = surgeon.staged([0.3, 0.6])
     assert steps[-1].sparsity == pytest.approx(0.6, abs=0.01)
-    assert surgeon.reasons["4.weight"] is not None
+    assert surgeon.weights.reasons["4.weight"] is not None
     for name in ("0.weight", "2.weight", "5.weight"):
         zeros = (model.get_parameter(name) == 0).unflatten(1, (-1, 4)).sum(2)
         assert set(zeros.unique().tolist()) == {0, 4}, name
@@ -66,9 +69,11 @@ def test_blocks_are_neighbouring_channels() -> None:
 def test_the_score_of_a_block_is_that_of_its_channels() -> None:
     model = nn.Sequential(nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(3, 4))
     data = [torch.randn(8, 4, 2, 2) for _ in range(3)]
-    surgeon = Surgeon(model, data, pattern="block:2", method="exact", include=["0.weight"], **QUICK)
-    q = surgeon.estimate()
-    masks, inverse = surgeon.select(q, 1 / 12), q.operator("0").dense().detach()
+    surgeon = Surgeon(
+        model, data, options=PruningOptions(**QUICK, pattern="block:2", method="exact", include=["0.weight"])
+    )
+    q = surgeon.curvature.estimate(surgeon.masks)
+    masks, inverse = surgeon.pruner.select(q, 1 / 12, surgeon.masks), q.operator("0").dense().detach()
     flat = torch.cat([model[0].weight.flatten(1), model[0].bias.unsqueeze(1)], 1).flatten().detach()
     place = torch.arange(3 * 17).view(3, 17)[:, :16].view(3, 4, 2, 2)
     costs = {
@@ -84,7 +89,7 @@ def test_the_score_of_a_block_is_that_of_its_channels() -> None:
 def test_weights_that_would_not_be_finite_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net_6_10_4()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    surgeon = Surgeon(model, inputs_6(), method="diagonal", **QUICK)
+    surgeon = Surgeon(model, inputs_6(), options=PruningOptions(**QUICK, method="diagonal"))
 
     real = pruner.compensate
 

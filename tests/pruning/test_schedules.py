@@ -1,5 +1,6 @@
 """Schedules rise and end exactly at their target."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -40,3 +41,20 @@ def test_other_schedules_by_hand() -> None:
     assert schedule("cubic", 0.8, 2) == pytest.approx([0.7, 0.8])
     assert schedule("cubic", 0.9, 3, start=0.63) == pytest.approx([0.82, 0.89, 0.9])
     assert schedule("one-shot", 0.8, 7) == [0.8]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: schedule("sine", 0.5, 3), "exponential, cubic, linear or one-shot, got 'sine'"),
+        (lambda: schedule("linear", 0.5, 0), "at least 1 step, got 0"),
+        (lambda: schedule("linear", 1.0, 3), "start < target < 1, got 0.0 and 1.0"),
+        (lambda: schedule("linear", 0.4, 3, start=0.5), "start < target < 1, got 0.5 and 0.4"),
+        (lambda: check_sparsities([]), "got an empty list"),
+        (lambda: check_sparsities([0.5, 1.5]), r"sparsity must be in \(0, 1\), got 1.5"),
+        (lambda: check_sparsities([0.5, 0.5]), "sparsities must rise, got 0.5 before 0.5"),
+    ],
+)
+def test_errors(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

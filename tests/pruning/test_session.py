@@ -30,7 +30,7 @@ from oracles import identical
 from torch import Tensor, nn
 
 import fishleg
-from fishleg import AuxiliaryOptions, FineTuningOptions, Surgeon, attach
+from fishleg import AuxiliaryOptions, FineTuningOptions, PruningOptions, Surgeon, attach
 from fishleg.pruning.gradual import Gradual, Progress, gradual
 from fishleg.pruning.surgeon import PruneStep
 from fishleg.pruning.tuning import OPTIMIZERS
@@ -40,7 +40,7 @@ from fishleg.workloads.digits_net import DigitsNet
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("method", ["fishleg", "magnitude", "obert"])
 def test_zeros_last_after_every_step(optimizer: str, method: str, model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, method=method, **QUICK_DIGITS)
+    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS, method=method))
     places: list[Progress] = []
     pruned: list[dict[str, Tensor]] = []
     last: dict[str, Tensor] = {}
@@ -83,17 +83,17 @@ def test_zeros_last_after_every_step(optimizer: str, method: str, model: DigitsN
 
 @pytest.mark.parametrize("optimizer", ["fishleg", "adam"])
 def test_n_of_m_holds_exactly_at_the_end(optimizer: str, model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, pattern="2:4", **QUICK_DIGITS)
+    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS, pattern="2:4"))
     gradual(surgeon, [0.3, 0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING))
-    assert surgeon.prunable == ["conv2.weight", "conv3.weight", "linear.weight"]
-    for name in surgeon.prunable:
+    assert surgeon.weights.names == ["conv2.weight", "conv3.weight", "linear.weight"]
+    for name in surgeon.weights.names:
         kept = model.get_parameter(name) != 0
         assert bool((kept.movedim(1, -1).reshape(-1, 4).sum(1) == 2).all()), name
 
 
 def test_rows_keep_their_bias_at_zero() -> None:
     model = net_6_12_8(4)
-    surgeon = Surgeon(model, training_batches(4), pattern="rows", **QUICK_DIGITS)
+    surgeon = Surgeon(model, training_batches(4), options=PruningOptions(**QUICK_DIGITS, pattern="rows"))
     gradual(surgeon, [0.25, 0.5], tuning=FineTuningOptions(optimizer="sgd", **SHORT_TRAINING))
     gone = [~model[i].weight.any(1) for i in (0, 2)]
     assert int(torch.cat(gone).sum()) == 10
@@ -102,19 +102,19 @@ def test_rows_keep_their_bias_at_zero() -> None:
 
 @pytest.mark.parametrize("optimizer", ["fishleg", "adam"])
 def test_q_is_refined_and_never_restarted(optimizer: str, model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, **QUICK_DIGITS)
+    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS))
     seen: list[tuple[object, object, int]] = []
 
     def look(_: object) -> None:
-        assert surgeon.learning is not None
-        seen.append((surgeon.learning, surgeon.inverse, surgeon.learning.steps))
+        assert surgeon.curvature.learning is not None
+        seen.append((surgeon.curvature.learning, surgeon.curvature.inverse, surgeon.curvature.learning.steps))
 
     tuning = FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING)
     gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=look, on_stage=look)
     learning, inverse, _ = seen[0]
     assert all(a is learning and b is inverse for a, b, _ in seen)
-    assert surgeon.learning is learning
-    assert surgeon.learning.inverse is surgeon.inverse is inverse
+    assert surgeon.curvature.learning is learning
+    assert surgeon.curvature.learning.inverse is surgeon.curvature.inverse is inverse
     # 16 samples by fours, and three to refine between three cuts; one auxiliary step every two of training;
     # three to refine before the next pruning, and again between its cuts
     assert [steps for _, _, steps in seen] == [4 + 6, 10 + 2, 12 + 3 + 6, 21 + 2]
@@ -138,13 +138,13 @@ def test_exchanges_in_a_model_at_rest_go_with_less_damping(
     still = net_6_12_8(4)
     moving, data, gammas = copy.deepcopy(still), training_batches(4), []
     for model in (still, moving):
-        surgeon = Surgeon(model, data, samples=8, **options)
+        surgeon = Surgeon(model, data, options=PruningOptions(**options, samples=8))
         if model is moving and way == "gradual":
             Gradual(surgeon, data, FineTuningOptions(steps=1))
         elif model is moving:
             attach(surgeon, torch.optim.SGD(model.parameters(), lr=0.1), [0.5], every=1)
-        surgeon.estimate()
-        gammas.append(surgeon.gamma)
+        surgeon.curvature.estimate(surgeon.masks)
+        gammas.append(surgeon.curvature.gamma)
     assert gammas[1] == pytest.approx(ratio * gammas[0])
 
 
@@ -153,26 +153,30 @@ def test_a_damping_that_is_asked_for_holds_throughout(trains: bool) -> None:
     data, gammas = training_batches(4), []
     model = net_6_12_8(4)
     for damping in (0.3, 0.6):
-        surgeon = Surgeon(copy.deepcopy(model), data, relative_damping=damping, samples=8)
+        surgeon = Surgeon(
+            copy.deepcopy(model), data, options=PruningOptions(relative_damping=damping, samples=8)
+        )
         surgeon.trains = trains
-        surgeon.estimate()
-        gammas.append(surgeon.gamma)
+        surgeon.curvature.estimate(surgeon.masks)
+        gammas.append(surgeon.curvature.gamma)
     assert gammas[1] == pytest.approx(2 * gammas[0])
 
 
 def test_methods_that_do_not_learn_estimate_afresh(model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, method="diagonal", **QUICK_DIGITS)
+    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS, method="diagonal"))
     seen: list[object] = []
     tuning = FineTuningOptions(optimizer="sgd", **SHORT_TRAINING)
-    gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=lambda _: seen.append(surgeon.inverse))
+    gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=lambda _: seen.append(surgeon.curvature.inverse))
     assert seen[0] is not seen[1]
-    assert surgeon.learning is None
+    assert surgeon.curvature.learning is None
 
 
 @pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
 def test_vectorised_learning_can_go_on(optimizer: str) -> None:
     options = AuxiliaryOptions(vectorize=True, groups=4, warm_start=2)
-    surgeon = Surgeon(net_6_12_8(4), training_batches(4), auxiliary=options, **QUICK_DIGITS)
+    surgeon = Surgeon(
+        net_6_12_8(4), training_batches(4), options=PruningOptions(**QUICK_DIGITS, auxiliary=options)
+    )
     gradual(surgeon, [0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING))
     assert surgeon.sparsity == 0.5
 
@@ -183,7 +187,7 @@ def test_same_seed_same_result(optimizer: str, trained: DigitsNet, loader: Any) 
     results = []
     for seed in (1, 1, 2):
         model, generator = copy.deepcopy(trained), torch.Generator().manual_seed(seed)
-        surgeon = Surgeon(model, loader, generator=generator, **QUICK_DIGITS)
+        surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS), generator=generator)
         losses: list[float] = []
         tuning = FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING)
         gradual(surgeon, [0.3, 0.6], tuning=tuning, on_step=lambda p, losses=losses: losses.append(p.loss))
@@ -203,7 +207,7 @@ def test_frozen_parameters_and_modes_stay(
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     modes, before = [module.training for module in model.modules()], state_copy(model)
-    surgeon = Surgeon(model, loader, **QUICK_DIGITS)
+    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS))
     gradual(
         surgeon, [0.3, 0.5], tuning=FineTuningOptions(optimizer=optimizer, weight_decay=0.1, **SHORT_TRAINING)
     )
@@ -218,7 +222,7 @@ def test_a_batchnorm_frozen_in_a_training_model_stays(optimizer: str, model: Dig
     model.train()
     model.bn2.eval()
     before = state_copy(model)
-    surgeon = Surgeon(model, loader, **QUICK_DIGITS)
+    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS))
 
     def check(_: object) -> None:
         assert (model.bn1.training, model.bn2.training) == (True, False)
@@ -239,7 +243,7 @@ def test_modes_are_restored_after_an_error(model: DigitsNet, loader: Any) -> Non
 
     for training in (True, False):
         model.train(training)
-        surgeon = Surgeon(model, loader, method="magnitude")
+        surgeon = Surgeon(model, loader, options=PruningOptions(method="magnitude"))
         with pytest.raises(KeyboardInterrupt):
             gradual(surgeon, [0.3], tuning=FineTuningOptions(**SHORT_TRAINING), on_step=fail)
         assert all(module.training is training for module in model.modules())
@@ -255,7 +259,7 @@ def test_training_batches_may_come_from_elsewhere(model: DigitsNet, loader: Any)
                 drawn.append(batch)
                 yield batch
 
-    surgeon = Surgeon(model, [x for x, _ in loader], method="magnitude")
+    surgeon = Surgeon(model, [x for x, _ in loader], options=PruningOptions(method="magnitude"))
     gradual(surgeon, [0.5], Training(), FineTuningOptions(optimizer="sgd", steps=6))
     assert len(drawn) == 6
 
@@ -265,7 +269,10 @@ def test_training_batches_may_come_from_elsewhere(model: DigitsNet, loader: Any)
 def test_own_forward(optimizer: str, method: str) -> None:
     batches = [{"features": x, "labels": y} for x, y in training_batches(4)]
     surgeon = Surgeon(
-        net_6_12_8(4), batches, method=method, forward=lambda m, b: m(b["features"]), **QUICK_DIGITS
+        net_6_12_8(4),
+        batches,
+        options=PruningOptions(**QUICK_DIGITS, method=method),
+        forward=lambda m, b: m(b["features"]),
     )
     gradual(surgeon, [0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING))
     assert surgeon.sparsity == 0.5
@@ -281,7 +288,10 @@ def test_own_forward(optimizer: str, method: str) -> None:
 )
 def test_wrong_schedules_change_nothing(sparsities: list[float], message: str) -> None:
     model = net_6_12_8(4)
-    before, surgeon = state_copy(model), Surgeon(model, training_batches(4), **QUICK_DIGITS)
+    before, surgeon = (
+        state_copy(model),
+        Surgeon(model, training_batches(4), options=PruningOptions(**QUICK_DIGITS)),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=message):
         gradual(surgeon, sparsities, tuning=FineTuningOptions(**SHORT_TRAINING))
@@ -292,8 +302,8 @@ def test_wrong_schedules_change_nothing(sparsities: list[float], message: str) -
 
 
 def test_a_given_inverse_is_no_reason_not_to_train() -> None:
-    surgeon = Surgeon(net_6_10_4(), labelled_6(), **QUICK)
-    q = surgeon.estimate()
+    surgeon = Surgeon(net_6_10_4(), labelled_6(), options=PruningOptions(**QUICK))
+    q = surgeon.curvature.estimate(surgeon.masks)
     with Gradual(surgeon, labelled_6(), FineTuningOptions(steps=3)) as run:
         run.prune(0.5, inverse=q)
         assert len(list(run.train())) == 3
@@ -303,7 +313,7 @@ def test_a_schedule_that_cannot_be_met_is_told_before_it_starts() -> None:
     targets = [0.2, 0.4, 0.6]
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     data = [(torch.randn(16, 8), torch.randint(4, (16,)))]
-    surgeon = Surgeon(model, data, pattern="2:4", **QUICKER)
+    surgeon = Surgeon(model, data, options=PruningOptions(**QUICKER, pattern="2:4"))
     with pytest.raises(ValueError, match=r"sparsity of 0\.5 at most, got 0\.6"):
         gradual(surgeon, targets)
     with pytest.raises(ValueError, match=r"sparsity of 0\.5 at most, got 0\.6"):
@@ -315,15 +325,13 @@ def test_a_schedule_that_cannot_be_met_is_told_before_it_starts() -> None:
 
 def test_zeros_of_excluded_layers_last_too() -> None:
     sparse = fishleg.prune(
-        net_8_16_4(), labelled_8(), 0.6, mode="one-shot", method="magnitude", progress=quiet
+        net_8_16_4(), labelled_8(), 0.6, method="magnitude", mode="one-shot", progress=quiet
     )
     zero = sparse.get_parameter("2.weight") == 0
     assert bool(zero.any())
     for optimizer in ("sgd", "fishleg"):
         again = fishleg.prune(
-            sparse, labelled_8(), 0.8, mode="gradual", stages=1, exclude=["^2"], samples=16, progress=quiet,
-            tuning=FineTuningOptions(optimizer=optimizer, steps=2),
-        )  # fmt: skip
+            sparse, labelled_8(), 0.8, options=PruningOptions(exclude=["^2"], samples=16), mode="gradual", stages=1, progress=quiet, fine_tuning=FineTuningOptions(optimizer=optimizer, steps=2))  # fmt: skip
         now = again.get_parameter("2.weight")
         assert torch.equal(now == 0, zero)
         assert not torch.equal(now, sparse.get_parameter("2.weight"))  # it was trained

@@ -10,7 +10,7 @@ from helpers import QUICK, inputs_8, quiet
 from torch import Tensor, nn
 
 import fishleg
-from fishleg import Surgeon
+from fishleg import PruningOptions, Surgeon
 
 
 def normed_net() -> nn.Sequential:
@@ -33,7 +33,7 @@ def test_statistics_are_renewed_only_behind_what_was_pruned(
     include: str, same: tuple[int, ...], method: str
 ) -> None:
     model = normed_net()
-    surgeon = Surgeon(model, inputs_8(3), include=[include], method=method, **QUICK)
+    surgeon = Surgeon(model, inputs_8(3), options=PruningOptions(**QUICK, include=[include], method=method))
     hooks = [len(m._forward_pre_hooks) for m in model.modules()]
     kept, state = statistics(model, *same), torch.get_rng_state()
     others = {i: statistics(model, i) for i in {1, 4} - set(same)}
@@ -47,7 +47,7 @@ def test_statistics_are_renewed_only_behind_what_was_pruned(
 
 def test_norms_before_the_pruned_layer_normalise_by_what_they_keep() -> None:
     model, data = normed_net(), inputs_8(3)
-    Surgeon(model, data, include=["3"], method="magnitude").prune(0.5)
+    Surgeon(model, data, options=PruningOptions(include=["3"], method="magnitude")).prune(0.5)
     with torch.no_grad():
         expected = model[:4](torch.cat(data)).mean(0)
     norm = model[4]
@@ -61,7 +61,9 @@ def test_norms_before_the_pruned_layer_normalise_by_what_they_keep() -> None:
 def test_where_all_have_moved_all_are_renewed_as_they_ever_were(monkeypatch: pytest.MonkeyPatch) -> None:
     def pruned(**options: Any) -> dict[str, Tensor]:
         loader = torch.utils.data.DataLoader(torch.cat(inputs_8(3)), batch_size=16, shuffle=True)
-        model: nn.Module = fishleg.prune(normed_net(), loader, 0.6, progress=quiet, **QUICK, **options)
+        model: nn.Module = fishleg.prune(
+            normed_net(), loader, 0.6, options=PruningOptions(**QUICK, **options), progress=quiet
+        )
         return model.state_dict()
 
     found = pruned()

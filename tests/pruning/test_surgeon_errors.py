@@ -18,7 +18,7 @@ from fishleg.workloads.digits_net import DigitsNet
 
 
 def test_sparsity_must_rise() -> None:
-    surgeon = Surgeon(DigitsNet(8), random_images(), method="magnitude")
+    surgeon = Surgeon(DigitsNet(8), random_images(), options=PruningOptions(method="magnitude"))
     surgeon.prune(0.5)
     for sparsity in (0.5, 0.3):
         with pytest.raises(ValueError, match=f"sparsity {sparsity} is not above the present 0.5000"):
@@ -32,7 +32,7 @@ def test_impossible_sparsity_leaves_the_model_alone() -> None:
     model = DigitsNet(8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"the pattern allows a sparsity of 0.5 at most, got 0.7"):
-        Surgeon(model, random_images(), method="magnitude", pattern="2:4").prune(0.7)
+        Surgeon(model, random_images(), options=PruningOptions(method="magnitude", pattern="2:4")).prune(0.7)
     assert identical(dict(model.state_dict()), before)
 
 
@@ -46,28 +46,41 @@ def with_nan() -> nn.Sequential:
     ("call", "message"),
     [
         (
-            lambda: Surgeon(net_6_12_8(3), [], include=["conv"]),
+            lambda: Surgeon(net_6_12_8(3), [], options=PruningOptions(include=["conv"])),
             "'conv' matches no parameter; there are 0.weight, ",
         ),
-        (lambda: Surgeon(net_6_12_8(3), [], exclude=["wieght"]), "'wieght' matches no parameter"),
         (
-            lambda: Surgeon(net_6_12_8(3), [], include=["bias"]),
+            lambda: Surgeon(net_6_12_8(3), [], options=PruningOptions(exclude=["wieght"])),
+            "'wieght' matches no parameter",
+        ),
+        (
+            lambda: Surgeon(net_6_12_8(3), [], options=PruningOptions(include=["bias"])),
             "nothing to prune:\n(.|\n)*not a matrix",
         ),
         (
-            lambda: Surgeon(net_6_12_8(3), [], pattern="5:7"),
+            lambda: Surgeon(net_6_12_8(3), [], options=PruningOptions(pattern="5:7")),
             "nothing to prune:\n(.|\n)*6 inputs are not a multiple",
         ),
-        (lambda: Surgeon(net_6_12_8(3), [], options=PruningOptions(), floor=0.1), r"got both \(floor\)"),
+        (
+            lambda: Surgeon(net_6_12_8(3), [], options=PruningOptions(floor=0.1), options=PruningOptions()),
+            r"got both \(floor\)",
+        ),
         (lambda: Surgeon(net_6_12_8(3), []).prune(0.5), "the loader is empty"),
         (lambda: Surgeon(net_6_12_8(3), []).prune(0.99), "cannot remove .* so at most 0.9844"),
-        (lambda: Surgeon(net_6_12_8(3), [], pattern="rows").prune(0.95), "cannot remove .* so at most"),
         (
-            lambda: Surgeon(net_6_12_8(3), [], pattern="block:2").check_targets([0.5, 0.99]),
+            lambda: Surgeon(net_6_12_8(3), [], options=PruningOptions(pattern="rows")).prune(0.95),
+            "cannot remove .* so at most",
+        ),
+        (
+            lambda: Surgeon(net_6_12_8(3), [], options=PruningOptions(pattern="block:2")).check_targets(
+                [0.5, 0.99]
+            ),
             "cannot remove .*",
         ),
         (
-            lambda: Surgeon(with_nan(), [torch.rand(4, 6)], method="magnitude", measure_batches=0).prune(0.5),
+            lambda: Surgeon(
+                with_nan(), [torch.rand(4, 6)], options=PruningOptions(method="magnitude", measure_batches=0)
+            ).prune(0.5),
             "saliency in '2.weight'",
         ),
         (
@@ -99,7 +112,9 @@ def test_loaders_that_cannot_work_are_refused_before_anything_changes():
         Surgeon(model, 3)
     with pytest.raises(ValueError, match="the training loader is an iterator"):
         Gradual(Surgeon(model, [torch.randn(4, 4)]), iter([torch.randn(4, 4)]))
-    surgeon = Surgeon(model, [], method="magnitude", compensation="none", measure_batches=0)
+    surgeon = Surgeon(
+        model, [], options=PruningOptions(method="magnitude", compensation="none", measure_batches=0)
+    )
     with pytest.raises(ValueError, match="the loader is empty"):
         surgeon.prune(0.5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -115,7 +130,7 @@ def test_loaders_that_cannot_work_are_refused_before_anything_changes():
 )
 def test_wrong_arguments(loader: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        Surgeon(net_6_10_4(), loader, **options)
+        Surgeon(net_6_10_4(), loader, options=PruningOptions(**options))
 
 
 def test_a_state_dict_is_no_model() -> None:
@@ -127,5 +142,5 @@ def test_inference_mode_is_refused_before_anything_is_done() -> None:
     model = net_6_10_4(nn.Tanh)
     before = [p.clone() for p in model.parameters()]
     with torch.inference_mode(), pytest.raises(ValueError, match=r"torch\.inference_mode\(\) disables"):
-        Surgeon(model, inputs_6(), **QUICK).prune(0.5)
+        Surgeon(model, inputs_6(), options=PruningOptions(**QUICK)).prune(0.5)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

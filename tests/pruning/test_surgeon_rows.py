@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fishleg import (
     FineTuningOptions,
     FishLeg,
+    PruningOptions,
     Surgeon,
     attach,
     gradual,
@@ -42,7 +43,9 @@ def check_norms(model: nn.Sequential, count: int) -> None:
 @pytest.mark.parametrize("method", ["fishleg", "magnitude", "kfac"])
 def test_a_row_takes_its_place_in_the_norm_along_and_can_be_cut_out(method: str) -> None:
     model = conv_net_with_norms()
-    surgeon = Surgeon(model, image_batches(), pattern="rows", method=method, **QUICK_ROWS)
+    surgeon = Surgeon(
+        model, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows", method=method)
+    )
     surgeon.staged([0.25, 0.5])
     check_norms(model, 8)
     x = image_batches()[0][0]
@@ -61,7 +64,9 @@ def test_norms_stay_zero_while_training_whoever_trains() -> None:
             optimizer.step()
 
     model = conv_net_with_norms()
-    Surgeon(model, image_batches(), pattern="rows", method="magnitude", **QUICK_ROWS).prune(0.5)
+    Surgeon(
+        model, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows", method="magnitude")
+    ).prune(0.5)
     assert {"1.weight", "1.bias"} <= masks_of(model).keys()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     keep_zeros(optimizer, model)  # from the zeros alone
@@ -71,7 +76,7 @@ def test_norms_stay_zero_while_training_whoever_trains() -> None:
     for make in (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), FishLeg):
         model = conv_net_with_norms()
         optimizer = make(model)
-        surgeon = Surgeon(model, image_batches(), pattern="rows", **QUICK_ROWS)
+        surgeon = Surgeon(model, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows"))
         attach(surgeon, optimizer, schedule("linear", 0.5, 2), every=1)
         for _ in range(2):
             train(model.train(), optimizer)
@@ -81,7 +86,7 @@ def test_norms_stay_zero_while_training_whoever_trains() -> None:
 @pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
 def test_gradual_with_rows(optimizer: str) -> None:
     model = conv_net_with_norms()
-    surgeon = Surgeon(model, image_batches(), pattern="rows", **QUICK_ROWS)
+    surgeon = Surgeon(model, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows"))
     tuning = FineTuningOptions(optimizer=optimizer, epochs=1, cuts=1)
     gradual(surgeon, [0.25, 0.5], image_batches(), tuning)
     check_norms(model, 8)
@@ -90,9 +95,13 @@ def test_gradual_with_rows(optimizer: str) -> None:
 
 
 def test_masks_of_norms_are_part_of_the_state() -> None:
-    surgeon = Surgeon(conv_net_with_norms(), image_batches(), pattern="rows", **QUICK_ROWS)
+    surgeon = Surgeon(
+        conv_net_with_norms(), image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows")
+    )
     surgeon.prune(0.5)
-    other = Surgeon(copy.deepcopy(surgeon.model), image_batches(), pattern="rows", **QUICK_ROWS)
+    other = Surgeon(
+        copy.deepcopy(surgeon.model), image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows")
+    )
     other.load_state_dict(surgeon.state_dict())
     assert torch.equal(other.masks["1.bias"], surgeon.masks["1.bias"])
     other.prune(0.75)
@@ -108,16 +117,22 @@ def test_rows_are_damped_more_and_go_in_more_stages() -> None:
     gammas = {}
     for damping in (None, 0.1, 0.3):
         surgeon = Surgeon(
-            conv_net_with_norms(), image_batches(), pattern="rows", relative_damping=damping, **QUICK_ROWS
+            conv_net_with_norms(),
+            image_batches(),
+            options=PruningOptions(**QUICK_ROWS, pattern="rows", relative_damping=damping),
         )
-        surgeon.estimate()
-        gammas[damping] = surgeon.gamma
+        surgeon.curvature.estimate(surgeon.masks)
+        gammas[damping] = surgeon.curvature.gamma
     assert gammas[None] == gammas[0.3] == pytest.approx(3 * gammas[0.1])
 
 
 def test_a_stage_may_have_no_row_to_remove() -> None:
     """Of sixteen rows each stage would leave 95 %, which is less than one row."""
     sparse = prune(
-        conv_net_with_norms(), image_batches(), 0.25, pattern="rows", progress=lambda _: None, **QUICK_ROWS
+        conv_net_with_norms(),
+        image_batches(),
+        0.25,
+        options=PruningOptions(**QUICK_ROWS, pattern="rows"),
+        progress=lambda _: None,
     )
     check_norms(sparse, 4)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fishleg.inverse.estimators import estimate
+from fishleg import PruningOptions
+from fishleg.inverse import estimate_inverse, make_problem
 from reproduction.figures import ablation, claims, estimation, init, layer
 from reproduction.figures.ablation import blocks, pruning
 from reproduction.figures.problems import Ensemble, Problem, Projection, exponential, our_options
@@ -106,8 +107,13 @@ def test_obert_in_one_go_is_its_recursion_and_the_baseline() -> None:
     at_once = blocks.obert(x, 4, 0.1).dense().detach()
     one_by_one = blocks.obert_recursion(iter(x), 40, 12, 4, 0.1)
     torch.testing.assert_close(at_once, torch.block_diag(*one_by_one))
-    q, _ = estimate(
-        "obert", Projection(1, 12), [x], "gaussian", gamma=0.1, samples=40, sub_batch=1, block_size=4
+    q, _ = estimate_inverse(
+        make_problem(
+            Projection(1, 12),
+            [x],
+            "gaussian",
+            options=PruningOptions(method="obert", gamma=0.1, samples=40, sub_batch=1, block_size=4),
+        )
     )
     torch.testing.assert_close(at_once, q.operator("weight").dense().detach())
 

@@ -1,7 +1,6 @@
 """The paper's ResNet18 experiments: configurations, the dense model, the arms, and each from end to end."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from fishleg import FineTuningOptions, PruningOptions
-from fishleg.pruning.gradual import Gradual
-from fishleg.pruning.surgeon import Surgeon
+from fishleg import FineTuningOptions, PruningOptions, PruningSession
+from fishleg.pruning import Pruned
 from fishleg.runtime.batchnorm import refresh_batchnorm
 from reproduction.figures import semi_structured, unstructured
 from reproduction.figures.resnet18 import config as configs
@@ -161,15 +159,23 @@ def test_a_run_that_diverges_is_told_and_the_next_can_go_on(tmp_path: Path) -> N
     assert run["rows"][1] == {"sparsity": 0.75, "before": None, "after": None}
 
 
+def session_of(model: Any, loader: Any, surgery: dict[str, Any], tuning: dict[str, Any]) -> PruningSession:
+    options, fine_tuning = PruningOptions(**surgery), FineTuningOptions(**tuning)
+    return PruningSession(model, loader, options=options, fine_tuning=fine_tuning)
+
+
+def until_pruned(session: PruningSession, sparsity: float) -> None:
+    next(event for event in session.stage(sparsity) if isinstance(event, Pruned))
+
+
 def test_both_scorers_train_with_the_same_damping(tmp_path: Path) -> None:
     model = dense(tmp_path, replace(SMOKE, dense_epochs=1))
     found = []
     for arm in ("magnitude + FishLeg", "FLS + FishLeg"):
         surgery, tuning = experiment.arm_options(SMOKE, arm)
-        surgeon = Surgeon(model.model(), model.examples.batches(SMOKE, 0), **surgery)
-        run = Gradual(surgeon, None, FineTuningOptions(**tuning))
-        run.prune(0.5)
-        found.append(run.optimizer.auxiliary.gamma)
+        session = session_of(model.model(), model.examples.batches(SMOKE, 0), surgery, tuning)
+        until_pruned(session, 0.5)
+        found.append(session.fine_tuner.optimizer.auxiliary.gamma)
     assert 1 / 3 < found[0] / found[1] < 3
 
 
@@ -194,9 +200,8 @@ def test_the_papers_preset_is_its_table() -> None:
         assert tuning["lr"] / (1 - 0.9) == pytest.approx(eta)  # what a constant gradient is multiplied by
         assert tuning["lr"] * tuning["weight_decay"] == pytest.approx(eta * 1e-5)
         assert (surgery["gamma"], surgery["scale"], surgery["auxiliary"].lr) == (gamma, scale, eta_aux)
-    for options in (
-        experiment.arm_options(replace(SMOKE, preset="paper"), arm)[1] for arm in configs.ARMS[:2]
-    ):
+    for arm in configs.ARMS[:2]:
+        _, options = experiment.arm_options(replace(SMOKE, preset="paper"), arm)
         assert (options["lr"], options["lr_schedule"]) == (1e-3, "constant")
 
 
@@ -205,16 +210,17 @@ def test_the_papers_preset_takes_plain_steps_from_its_scale(tmp_path: Path) -> N
     model, examples = dense(tmp_path, config).model(), dense_model.load_data(config, None, print)
     surgery, tuning = experiment.arm_options(config, "FLS + FishLeg")
     surgery["samples"] = 6
-    surgeon = Surgeon(model, examples.batches(config, 0), **surgery)
-    run = Gradual(surgeon, None, FineTuningOptions(**{**tuning, "steps": 2}))
-    run.prune(0.5)
-    for operator in map(surgeon.inverse.unmasked, surgeon.inverse.layers):
+    session = session_of(model, examples.batches(config, 0), surgery, {**tuning, "steps": 2})
+    until_pruned(session, 0.5)
+    curvature = session.surgeon.curvature
+    for operator in map(curvature.inverse.unmasked, curvature.inverse.layers):
         torch.testing.assert_close(operator.diag(), torch.full_like(operator.diag(), 10.0), rtol=0.01, atol=0)
-    list(run.train())
-    assert run.optimizer.last_trust == 1
-    assert run.optimizer.step_damping == 1
-    assert run.optimizer.max_kl == math.inf
-    assert surgeon.learning.steps == 6 + 2  # the warmup, then one with every training step
+    list(session.stage(0.5))  # the training of the same stage
+    optimizer = session.fine_tuner.optimizer
+    assert optimizer.last_trust == 1
+    assert optimizer.step_damping == 1
+    assert optimizer.max_kl is None
+    assert curvature.learning.steps == 6 + 2  # the warmup, then one with every training step
 
 
 def test_a_configuration_may_extend_one_of_the_package(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def test_nothing_pruned_is_an_error(tmp_path):
     assert read_record(tmp_path / "run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_max_params_and_max_flops_are_kept(tmp_path):
     _, record = go(tmp_path, max_params=500)
     assert record["nonzero"] <= 500

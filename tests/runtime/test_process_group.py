@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from fishleg import FineTuningOptions, FishLeg, Surgeon, gradual
+from fishleg import FineTuningOptions, FishLeg, PruningOptions, Surgeon, gradual
 from fishleg.optim.fishleg import ONLINE
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs torch with gloo")
@@ -48,13 +48,17 @@ def work(rank: int, folder: str) -> None:
     loader = batches(rank, 4)
     for method in ("fishleg", "diagonal"):
         pruned = DistributedDataParallel(network())
-        surgeon = Surgeon(pruned, loader, samples=16, sub_batch=8, method=method, compensation="joint")
+        surgeon = Surgeon(
+            pruned,
+            loader,
+            options=PruningOptions(samples=16, sub_batch=8, method=method, compensation="joint"),
+        )
         surgeon.prune(0.5)
         keep(method, pruned)
         found.update({f"{method} mask.{name}": mask.clone() for name, mask in surgeon.masks.items()})
     for optimizer_name in ("fishleg", "sgd"):
         tuned = DistributedDataParallel(network())
-        surgeon = Surgeon(tuned, loader, samples=16, sub_batch=8)
+        surgeon = Surgeon(tuned, loader, options=PruningOptions(samples=16, sub_batch=8))
         tuning = FineTuningOptions(optimizer=optimizer_name, steps=3, update_every=1, refine=2)
         gradual(surgeon, [0.3, 0.6], loader, tuning)
         keep(f"gradual {optimizer_name}", tuned)
@@ -82,5 +86,5 @@ def test_a_model_that_is_not_shared_is_told(
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda *_: 3)
     with caplog.at_level(logging.WARNING, "fishleg"):
-        Surgeon(network(), batches(0, 1), method="magnitude")
+        Surgeon(network(), batches(0, 1), options=PruningOptions(method="magnitude"))
     assert "3 processes are running, and the model is not wrapped" in caplog.text

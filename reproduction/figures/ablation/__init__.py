@@ -199,7 +199,7 @@ def _summary(settings: dict[str, Any], structures: list[str], results: Results) 
 
 
 def _stage_at(settings: dict[str, Any], percent: int) -> int:
-    """The index of the stage after which about so many per cent are gone."""
+    """The index of the stage after which about `percent` of the weights are removed."""
     count = len(stages(settings["n"], settings["per stage"]))
     wanted = round(percent / 100 * settings["n"] / settings["per stage"])
     return int(min(count, max(1, wanted))) - 1

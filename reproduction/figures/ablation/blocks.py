@@ -35,7 +35,7 @@ def d_problems(settings: dict[str, Any]) -> list[Problem]:
 
 
 def tune(settings: dict[str, Any], size: int) -> Callable[[Results], Any]:
-    """What each rate of the paper's estimator arrives at, on a problem outside the seeds.
+    """The result of each rate of the paper's estimator, on a problem outside the seeds.
 
     The loss, and the distance to the full inverse, which the paper plots.
     """
@@ -88,7 +88,7 @@ def block_unit(settings: dict[str, Any], size: int, arm: str) -> Callable[[Resul
             count = D["gradients"] if arm == OBERT else settings["stage steps"] * settings["batch"]
             samples = ensemble.gradients(ensemble.batch(count))
             return [
-                obert(h * keep, size, settings["gamma"])  # what is removed is apart from the rest
+                obert(h * keep, size, settings["gamma"])  # removed weights do not interact with the others
                 for h, keep in zip(samples, kept, strict=True)
             ]
 
@@ -101,7 +101,7 @@ def block_unit(settings: dict[str, Any], size: int, arm: str) -> Callable[[Resul
 
 
 def obert(samples: Tensor, size: int, gamma: float) -> Gram:
-    """(γI + mean ggᵀ)⁻¹ within each block: what the recursion of oBERT arrives at, in one go."""
+    """(γI + mean ggᵀ)⁻¹ within each block: the result of oBERT's recursion, computed at once."""
     factor = BlockFactor(samples.shape[1], size).to(DTYPE)
     (moment,) = factor.moment(samples / len(samples) ** 0.5)
     moment.diagonal(dim1=-2, dim2=-1).add_(gamma)
@@ -158,7 +158,7 @@ def time_unit(settings: dict[str, Any], size: int) -> Callable[[Results], Any]:
             for name, call in work.items():
                 start = time.perf_counter()
                 call()
-                if turn:  # the first is a rehearsal
+                if turn:  # the first turn is slower
                     seconds[name].append(time.perf_counter() - start)
         return seconds
 

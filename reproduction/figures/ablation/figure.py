@@ -116,7 +116,11 @@ def _draw_blocks(settings: dict[str, Any], results: Results, figure: Any) -> Non
     at = list(stages(D["n"], D["per stage"]))
     per = D["per stage"] / D["n"] * 100
     styles: dict[str, dict[str, Any]] = {
-        OBERT: {"color": "tab:blue", "linewidth": 4, "alpha": 0.45},  # ours lies upon it in two rows of three
+        OBERT: {
+            "color": "tab:blue",
+            "linewidth": 4,
+            "alpha": 0.45,
+        },  # the line of ours covers it in two rows of three
         OBERT_MORE: {"color": "tab:cyan", "linewidth": 2.5, "alpha": 0.7},
         FLS: {"color": "tab:red"},
         FLS_NEAR: {"color": "tab:red", "linestyle": "--"},

@@ -28,7 +28,7 @@ def flow(settings: dict[str, Any]) -> Callable[[Results], Any]:
     steps = settings["A"]["noise-free steps"]
 
     def descend(start: float, P: str, rate: float) -> list[float]:
-        """The gap after each step; infinite from where an eigenvalue stops being positive."""
+        """The gap after each step; infinite once an eigenvalue is not positive."""
         target = 1 / (exponential(settings["n"], settings["decay length"]) + settings["gamma"])
         beta, gaps = torch.full_like(target, start), []
         for _ in range(steps):
@@ -92,7 +92,7 @@ def factor_descent(settings: dict[str, Any]) -> Callable[[Results], Any]:
             for label, start in starts.items():
                 for P in "IQ":
                     tried: dict[float, tuple[float, float]] = {}
-                    for octave in range(-16, 1):  # a rate beyond one that diverges does, too
+                    for octave in range(-16, 1):  # a rate above one that diverges diverges too
                         gaps = descend(problem, factor, start, P, 2.0**octave)
                         if not math.isfinite(gaps[-1]):
                             break
@@ -171,7 +171,7 @@ def _scale(settings: dict[str, Any], factor: str) -> float:
 
 
 def tune(settings: dict[str, Any], factor: str, schedule: str, P: str) -> Callable[[Results], Any]:
-    """The loss that each rate arrives at, on a problem outside the seeds."""
+    """The final loss of each rate, on a problem outside the seeds."""
 
     def compute(_: Results) -> Any:
         problems = [problem_of(settings, 999)]

@@ -1,4 +1,4 @@
-"""Panels B and C: the structures of Q, and one-shot pruning with each and with their rivals."""
+"""Panels B and C: the structures of Q, and one-shot pruning with each and with other methods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from reproduction.harness import Results
 def pretrained(
     settings: dict[str, Any], ensemble: Ensemble, structure: str, who: str, rate: float, steps: int
 ) -> tuple[InverseFisher, Any]:
-    """Q learned on all weights by the paper's estimator or ours, and the learning, to go on with."""
+    """Q learned on all weights by the paper's estimator or ours, and the object that learns it."""
     kind, _, size = structure.partition(" ")
     if who == "paper":
         kind, options = "triangular" if kind == "full" else kind, paper_options(rate)
@@ -43,7 +43,7 @@ def pretrained(
 
 
 def tune(settings: dict[str, Any], structure: str) -> Callable[[Results], Any]:
-    """The loss that each rate of the paper's estimator arrives at, on a problem outside the seeds."""
+    """The final loss of each rate of the paper's estimator, on a problem outside the seeds."""
     kind = structure.partition(" ")[0]
 
     def final(rate: float) -> float:
@@ -108,7 +108,7 @@ def refined(
 
 
 def conditioned(Q: Tensor, keep: Tensor) -> Masked:
-    """((Q⁻¹)_MM)⁻¹ on the kept weights: what Q says once the others are zero."""
+    """((Q⁻¹)_MM)⁻¹ on the kept weights: Q conditioned on the others being zero."""
     n = len(Q)
     operator = Gram((1, n), FullFactor(n)).to(DTYPE)
     with torch.no_grad():
@@ -150,7 +150,7 @@ def prune_in_stages(
     compensation: str,
     inspect: Callable[[int, list[Tensor], Qs], None] | None = None,
 ) -> list[list[float]]:
-    """Test errors by problem and stage: remove the weights of least saliency, compensate, look again."""
+    """Test errors by problem and stage: remove the weights of least saliency, compensate, repeat."""
     n = problems[0].n
     weights = [problem.w.clone().view(1, n) for problem in problems]
     kept = [torch.ones(n, dtype=torch.bool) for _ in problems]
@@ -162,7 +162,7 @@ def prune_in_stages(
         for i, (problem, q) in enumerate(zip(problems, operators, strict=True)):
             with torch.no_grad():
                 scores = saliency(weights[i], q).flatten()
-                scores[~kept[i]] = math.inf  # gone already
+                scores[~kept[i]] = math.inf  # removed before
                 removed = torch.zeros(n, dtype=torch.bool)
                 removed[scores.argsort()[:per_stage]] = True
                 change = compensate(weights[i], q, removed.view(1, n), compensation, iterations=200)
@@ -173,5 +173,5 @@ def prune_in_stages(
 
 
 def stages(n: int, per_stage: int) -> range:
-    """One short of removing everything."""
+    """The stages; some weights are left after the last one."""
     return range(1, (n - 1) // per_stage + 1)

@@ -9,8 +9,8 @@ FACTORS = {"triangular": "I/γ", "square": "I n/Tr(F_γ)"}
 SCHEDULES = ("constant", "decayed")
 OBERT, OBERT_MORE = "oBERT, 512 gradients", "oBERT, as many gradients as FLS"
 FLS, OURS, UNTRAINED = "FLS, paper", "FLS, ours", "Q = I/γ, not trained"
-FLS_NEAR = "FLS, paper, rate by the distance to full"  # which prefers a Q that stays near I/γ
-FLS_80 = "FLS, paper, at 80 % sparsity"  # of the clock alone
+FLS_NEAR = "FLS, paper, rate by the distance to full"  # this choice prefers a Q that stays near I/γ
+FLS_80 = "FLS, paper, at 80 % sparsity"  # only timed
 BLOCK_ARMS = (OBERT, OBERT_MORE, FLS, FLS_NEAR, OURS, UNTRAINED)
-LOOK = 2  # stages between two looks at the distances, which cost more than the stages
+LOOK = 2  # distances are computed at every second stage: they cost more than the stages
 Qs = list[Operator]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishleg.inverse.options import AuxiliaryOptions
+from fishleg import AuxiliaryOptions
 from reproduction.figures.estimation.arms import (
     AIMED,
     ISOTROPIC,
@@ -41,7 +41,7 @@ def learn(
     rate: float,
     score: Callable[[Problem, Tensor], Any],
 ) -> list[list[Any]]:
-    """Learn Q as the arm says; the score of every problem at every checkpoint."""
+    """Learn Q by the method of the arm; returns the score of every problem at every checkpoint."""
     steps = settings["full steps" if structure == "full" else "structured steps"]
     shape = tuple(settings["kronecker"]) if structure == "kronecker" else (1, settings["n"])
     ensemble = Ensemble(problems, 1000 + len(problems), shape=shape, batch=settings["batch"])
@@ -78,9 +78,9 @@ def _options(settings: dict[str, Any], ensemble: Ensemble, arm: str, rate: float
 
 
 def _score(structure: str, arm: str) -> Callable[[Problem, Tensor], float]:
-    """What the rate of an arm is tuned for: structured, the loss that it minimises.
+    """The score for which the rate of an arm is tuned. For structured Q it is the loss that is minimised.
 
-    Not the error of Qu: a Q on its way down from I/γ can have a smaller one than where it is going.
+    It is not the error of Qu: a Q that comes down from I/γ can have a smaller error than its limit.
     """
     if structure == "full":
         return lambda problem, Q: problem.distance(Q)

@@ -39,7 +39,7 @@ def exact(settings: dict[str, Any], problem: Problem, structure: str) -> Tensor:
 
 
 def limits(settings: dict[str, Any], structure: str) -> Callable[[Results], Any]:
-    """Without noise: approximate-then-invert on the true F, and what the structure can reach at best."""
+    """Without noise: approximate-then-invert on the true F, and the optima of the structure."""
 
     def compute(_: Results) -> Any:
         found: dict[str, list[list[tuple[float, ...]]]] = {"invert": [], **{name: [] for name in OPTIMA}}

@@ -1,4 +1,4 @@
-"""The settings of the ResNet18 experiments: from a TOML file, one's own or one that travels along."""
+"""The settings of the ResNet18 experiments, from a TOML file in reproduction/configs or of the user."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DATASETS = ("cifar10", "tiny-imagenet", "digits")
 PRESETS = ("ours", "paper")
 DENSE_RATES = ("one cycle", "constant")
 ARMS = ("magnitude + SGD", "OBS + SGD", "FLS + FishLeg", "FLS + SGD", "magnitude + FishLeg")
-CONTROL = "dense + SGD"  # nothing is removed: what training and renewed statistics alone are worth
-VERSION = 3  # of what the arms do; results of another are not mixed with these
-# what docs/reproduction.md reports of each dataset
+CONTROL = "dense + SGD"  # a control: trained, BatchNorm statistics refreshed, nothing removed
+VERSION = 3  # of the arms; results of other versions are not mixed with these
+# the runs that docs/reproduction.md reports of each dataset
 REPORTED = {
     "cifar10": [
         ("unstructured", "cifar10"),
@@ -43,26 +43,26 @@ class Config:
     """One experiment. The defaults are those of the runs that docs/reproduction.md reports."""
 
     dataset: str
-    classes: int | tuple[str, ...] = 10  # how many there must be, or the names of those to use
+    classes: int | tuple[str, ...] = 10  # the expected number, or the names of the classes to use
     width: int = 64  # of ResNet18
     stem_stride: int = 1
     batch_size: int = 128
     dense_epochs: int = 30
-    dense_lr: float = 3e-3  # Adam's, at its highest
-    dense_rate: str = "one cycle"  # it ends at zero, on a plateau; or "constant": it does not
-    preset: str = "ours"  # or "paper": its table of hyperparameters
+    dense_lr: float = 3e-3  # the highest rate of Adam
+    dense_rate: str = "one cycle"  # falls to zero at the end; or "constant"
+    preset: str = "ours"  # or "paper": the hyperparameters of its table
     arms: tuple[str, ...] = ARMS
-    # kept weights fall by the same factor each time, 95 % being the third of four
+    # kept weights fall by the same factor each time, 95 % is the third of four
     sparsities: tuple[float, ...] = (0.6316, 0.8643, 0.95, 0.9816)
     semi_structured_arms: tuple[str, ...] = ARMS[:3]
     semi_structured: tuple[float, ...] = (0.293, 0.5)  # to 2:4, by the same factor each time
     epochs: float = 1.0  # after each pruning step
     seeds: tuple[int, ...] = (0, 1, 2)
-    crossed_seeds: tuple[int, ...] = ()  # of the arms that the paper has not; default: the same
+    crossed_seeds: tuple[int, ...] = ()  # of the arms that the paper does not have; default: the same
     samples: int = 192  # gradients for FLS's first Q
-    fishleg_samples: int = 256  # and for FishLeg's, where the scorer has no Q
-    refine: int = 24  # auxiliary steps before each cut, where the preset is ours
-    obs_samples: int = 512  # gradients for each of OBS's
+    fishleg_samples: int = 256  # gradients for FishLeg's Q, if the scorer has none
+    refine: int = 24  # auxiliary steps before each cut, with the preset "ours"
+    obs_samples: int = 512  # gradients for each Q of OBS
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -83,8 +83,8 @@ class Config:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
         if self.width < 8:
-            # torch 2.13: the gradient of its strided 1×1 convolutions, channels last, writes out of bounds on
-            # processors with AVX2 alone
+            # torch 2.13: the gradient of strided 1×1 convolutions, channels last, writes out of bounds on
+            # processors without AVX-512
             raise ValueError(f"width must be >= 8, narrower networks crash some processors, got {self.width}")
         for name in ("dense_lr", "epochs"):
             value = getattr(self, name)
@@ -118,19 +118,19 @@ class Config:
         return self.crossed_seeds or self.seeds if arm in ARMS[3:] else self.seeds
 
     def settings(self, schedule: str) -> dict[str, Any]:
-        """What the results depend on. Arms and seeds may be added later, another device changes nothing."""
+        """The settings on which results depend; arms and seeds may be added later."""
         runs = {"arms", "semi_structured_arms", "seeds", "crossed_seeds"}
         apart = runs | {"device", "sparsities", "semi_structured"}
         values = {key: value for key, value in asdict(self).items() if key not in apart - {schedule}}
         return {**self._but_usual(values), "version": VERSION}
 
     def dense_settings(self) -> dict[str, Any]:
-        """What the dense model depends on."""
+        """The settings on which the dense model depends."""
         names = ("dataset", "classes", "width", "stem_stride", "batch_size", "dense_epochs", "dense_lr")
         return self._but_usual({name: getattr(self, name) for name in (*names, "dense_rate")})
 
     def _but_usual(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Without what is newer than the oldest results and as it was for them."""
+        """Without newer settings that have the value of the oldest results, whose files do not name them."""
         newer = {"dense_rate": "one cycle", "refine": 24, "fishleg_samples": 256}
         return {key: value for key, value in values.items() if newer.get(key) != value}
 
@@ -149,7 +149,7 @@ def load(name: str, **changes: Any) -> Config:
             raise ValueError(f"{name}: extends must be one of {', '.join(names())}, got {base!r}")
         below = _values(base)
         if "seeds" in values and "crossed_seeds" not in values:
-            below.pop("crossed_seeds", None)  # they are some of the seeds, of the others
+            below.pop("crossed_seeds", None)  # they belong to the seeds that were replaced
         values = {**below, **values}
     known = {field.name for field in fields(Config)}
     if "dataset" not in values or (unknown := sorted(values.keys() - known)):
@@ -160,7 +160,7 @@ def load(name: str, **changes: Any) -> Config:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """What the file says."""
+    """The content of the file."""
     path = Path(name)
     if name in names():
         text = (CONFIGS / f"{name}.toml").read_text("utf-8")

@@ -41,20 +41,20 @@ class Data:
         return accuracy(model, self.test_images, self.test_labels, device)
 
     def check(self, config: Config) -> None:
-        """The classes are as many as the configuration says."""
+        """Raise if the number of classes is not that of the configuration."""
         expected = config.classes if isinstance(config.classes, int) else len(config.classes)
         if self.classes != expected:
             raise ValueError(f"{config.dataset} has {self.classes} classes here, expected {expected}")
 
     def batches(self, config: Config, seed: int) -> Batches:
-        """Shuffled batches with flips and crops; digits are not flipped about, they would be others."""
+        """Shuffled batches with flips and crops; not for digits, since a flipped digit is another one."""
         size = min(config.batch_size, len(self.images))
         augmented = config.dataset != "digits"
         return Batches(self.images, self.labels, size, seed=seed, augmented=augmented)
 
 
 def load_data(config: Config, directory: Path | None, progress: Progress, *, download: bool = False) -> Data:
-    """The dataset of the configuration, downloaded first where that is asked for and nothing is there."""
+    """The dataset of the configuration; `download` fetches it if it is not there."""
     archive = TINY_IMAGENET if config.dataset == "tiny-imagenet" else CIFAR10
     try:
         examples = _read(config, directory, progress)
@@ -76,7 +76,7 @@ def _read(config: Config, directory: Path | None, progress: Progress) -> Data:
     if config.dataset == "cifar10":
         return Data(*cifar10("train", directory), *cifar10("test", directory))
     test = tiny_imagenet("test", directory, config.classes)
-    progress(f"reading {config.dataset}, some 1000 pictures a second")
+    progress(f"reading {config.dataset}, about 1000 pictures a second")
     return Data(*tiny_imagenet("train", directory, config.classes), *test)
 
 
@@ -102,20 +102,20 @@ def _read_dense(path: Path, device: str) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         if not {"model", "curve"} <= state.keys():
             raise ValueError("it has no model and curve")
-    except Exception as error:  # torch tells damage in many ways
+    except Exception as error:  # torch raises many kinds of errors for damaged files
         raise ValueError(f"{path} cannot be read ({type(error).__name__}): remove it, and the dense model is "
                          "trained anew") from error  # fmt: skip
     return state
 
 
 def epochs_to_train(config: Config, out: Path) -> int:
-    """What is left of the dense model's training: nothing once its file is whole."""
+    """The epochs of the dense model that are still to be trained."""
     state = _read_dense(dense_path(config, out), "cpu")
     return config.dense_epochs - (len(state["curve"]) if state else 0)
 
 
 class Dense:
-    """The dense model: trained with Adam once, kept beside the results, and shared by all that prune it."""
+    """The dense model: trained with Adam once, kept beside the results, and shared by all pruning runs."""
 
     def __init__(self, config: Config, examples: Data, out: Path, progress: Progress) -> None:
         self.config, self.examples, self.progress = config, examples, progress
@@ -129,12 +129,12 @@ class Dense:
         return model.eval()
 
     def record(self) -> Results:
-        """Training loss and test accuracy after each epoch, and what tells this model from another."""
+        """Training loss and test accuracy after each epoch, and a hash that identifies the model."""
         state = self._trained()
         return {"curve": list(state["curve"]), "weights": _digest(state["model"])}
 
     def _trained(self) -> dict[str, Any]:
-        """From the file if it is there; two processes, of other experiments maybe, do not both train it."""
+        """The state from the file, trained first if necessary, by one process at a time."""
         state = _read_dense(self.path, self.config.device)
         if state is not None and len(state["curve"]) == self.config.dense_epochs:
             return state
@@ -179,7 +179,7 @@ class Dense:
 
 
 def _digest(state: dict[str, Tensor]) -> str:
-    """A name for these weights."""
+    """A hash of the weights."""
     found = hashlib.sha256()
     for value in state.values():
         found.update(value.cpu().contiguous().numpy().tobytes())

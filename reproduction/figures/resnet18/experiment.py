@@ -1,8 +1,7 @@
-"""What the two experiments with ResNet18 share: scorers × optimizers, one run, and the experiment."""
+"""One experiment with ResNet18: its arms (scorer and optimizer), a pruning run, and all runs of a figure."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,8 @@ from typing import Any
 
 import torch
 
-from fishleg.inverse.options import AuxiliaryOptions
-from fishleg.pruning.gradual import gradual
-from fishleg.pruning.surgeon import PruneStep, Surgeon
-from fishleg.pruning.tuning import FineTuningOptions
+from fishleg import AuxiliaryOptions, FineTuningOptions, PruneStep, PruningOptions, PruningSession
+from fishleg.pruning import Pruned, StageDone
 from fishleg.runtime.batchnorm import refresh_batchnorm
 from reproduction.figures.resnet18.config import CONTROL, Config, load
 from reproduction.figures.resnet18.dense import Dense, epochs_to_train, load_data
@@ -32,7 +29,7 @@ from reproduction.harness import (
 )
 
 SGD_RATE = {"ours": 0.05, "paper": 1e-3}
-# of an arm, in epochs of SGD for each of its epochs: what the estimate of the time left goes by
+# of an epoch of each arm, in epochs of SGD: for the estimate of the time left
 COST = {
     CONTROL: 1.0,
     "magnitude + SGD": 1.0,
@@ -44,7 +41,7 @@ COST = {
 
 
 def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of the Surgeon and of the fine-tuning for "scorer + optimizer", as the preset has them."""
+    """Options of the pruning and of the fine-tuning for "scorer + optimizer", as the preset has them."""
     scorer, _, optimizer = arm.partition(" + ")
     scorer = "magnitude" if arm == CONTROL else scorer
     scorers: dict[str, dict[str, Any]] = {
@@ -53,10 +50,10 @@ def arm_options(config: Config, arm: str) -> tuple[dict[str, Any], dict[str, Any
         "OBS": {"method": "obert", "compensation": "sum", "empirical": True, "samples": config.obs_samples},
         "FLS": {"samples": config.samples},
     }
-    surgery = scorers[scorer]
-    tuning: dict[str, Any] = {"optimizer": "sgd", "lr": SGD_RATE[config.preset], "refine": config.refine}
+    surgery = {**scorers[scorer], "refine_steps": config.refine}
+    tuning: dict[str, Any] = {"optimizer": "sgd", "lr": SGD_RATE[config.preset]}
     if optimizer == "FishLeg":
-        tuning = {"optimizer": "fishleg", "refine": config.refine}
+        tuning = {"optimizer": "fishleg"}
         if config.preset == "paper":
             paper, tuning = paper_preset(config)
             surgery = {**surgery, **paper}
@@ -83,12 +80,11 @@ def paper_preset(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     surgery = {
         "gamma": 1.0 if tiny else 1e-3, "scale": 1.0 if tiny else 10.0, "structure": "scaled-kronecker",
         "samples": 100, "sub_batch": config.batch_size, "auxiliary": auxiliary, "compensation": "sum",
-        "batch_statistics": False,
+        "batch_statistics": False, "refine_steps": 0,
     }  # fmt: skip
     tuning = {
         "optimizer": "fishleg", "lr": (1e-2 if tiny else 1e-3) * (1 - beta), "momentum": beta,
-        "weight_decay": 1e-5 / (1 - beta), "max_kl": math.inf, "step_damping": 1.0, "update_every": 1,
-        "refine": 0,
+        "weight_decay": 1e-5 / (1 - beta), "max_kl": None, "step_damping": 1.0, "update_every": 1,
     }  # fmt: skip
     return surgery, tuning
 
@@ -97,19 +93,24 @@ def prune_run(
     config: Config, dense: Dense, arm: str, seed: int, *, pattern: str, sparsities: tuple[float, ...]
 ) -> Results:
     """Algorithm 1 from the dense model: the test accuracy right after each pruning and after its training."""
-    if arm == CONTROL:  # shares of which there is no weight
+    if arm == CONTROL:  # shares so small that no weight is removed
         pattern, sparsities = "global", tuple(1e-12 * (i + 1) for i in range(len(sparsities)))
     examples, model = dense.examples, dense.model()
     surgery, tuning = arm_options(config, arm)
-    surgeon = Surgeon(
-        model, examples.batches(config, seed=100 + seed), pattern=pattern,
-        generator=torch.Generator().manual_seed(seed), **surgery,
-    )  # fmt: skip
+    session = PruningSession(
+        model,
+        examples.batches(config, seed=100 + seed),
+        options=PruningOptions(**surgery, pattern=pattern),
+        fine_tuning=FineTuningOptions(**tuning),
+        train_loader=examples.batches(config, seed=seed),
+        generator=torch.Generator().manual_seed(seed),
+    )
     rows: list[dict[str, float | None]] = []
     start, cpu = time.perf_counter(), time.process_time()
 
     def pruned(step: PruneStep) -> None:
-        if arm == CONTROL:  # no norm gets anything new, and a pruning would leave the statistics as they are
+        if arm == CONTROL:  # a pruning that removes nothing does not refresh the statistics
+            surgeon = session.surgeon
             refresh_batchnorm(model, surgeon.loader, surgeon.options.batchnorm_batches)
         rows.append({"sparsity": step.sparsity, "before": examples.test_accuracy(model, config.device)})
 
@@ -121,9 +122,12 @@ def prune_run(
             + (f", about {duration(left)} left of this part" if left else "")
         )
 
-    training = examples.batches(config, seed=seed)
     try:
-        gradual(surgeon, sparsities, training, FineTuningOptions(**tuning), on_prune=pruned, on_stage=tuned)
+        for event in session.run(sparsities):
+            if isinstance(event, Pruned):
+                pruned(event.step)
+            elif isinstance(event, StageDone):
+                tuned(event.step)
     except ValueError as error:
         if "finite" not in str(error):
             raise
@@ -135,7 +139,7 @@ def prune_run(
 
 
 def check_device(config: Config) -> None:
-    """The device can be used, or the reason why not before any work."""
+    """Raise before any work if the device cannot be used."""
     try:
         torch.empty(1, device=config.device)
     except (RuntimeError, AssertionError) as error:
@@ -151,7 +155,7 @@ def units(
     sparsities: tuple[float, ...],
     dense_cost: float,
 ) -> list[Unit]:
-    """The dense model, then every (arm, seed), seed by seed: what a stopped run has done can be compared."""
+    """The dense model, then every (arm, seed), seed by seed: the arms of a stopped run can be compared."""
 
     def compute(arm: str, seed: int) -> Callable[[Results], Any]:
         def run(done: Results) -> Any:
@@ -177,12 +181,12 @@ def units(
 
 @dataclass(frozen=True)
 class Experiment:
-    """What tells the two experiments apart."""
+    """The differences between the two experiments, and the run that they share."""
 
     name: str
     pattern: str
     schedule: str  # the field of Config with its sparsities
-    arms: str  # and that with its arms
+    arms: str  # the field of Config with its arms
     summary: Callable[[Config, Results], Results]
     draw: Callable[[Config, Results], Any]
 

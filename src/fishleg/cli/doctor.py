@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from fishleg.runs.describe import environment
-from reproduction.workloads.datasets import data_directory
 
 _PACKAGES = {
     "safetensors": ("checkpoints and sparse files", "pip install 'fishleg[cli]'"),
@@ -39,11 +38,6 @@ def diagnose() -> list[dict[str, Any]]:
         except Exception as error:
             reason = "" if isinstance(error, ImportError) else f" ({type(error).__name__}: {error})"
             found.append({"what": package, "ok": False, "is": f"missing{reason}: {use}", "hint": hint})
-    data = data_directory() / "cifar-10-batches-bin"
-    hint = "set FISHLEG_DATA to the directory that holds cifar-10-batches-bin (only for workload:resnet20)"
-    found.append(
-        {"what": "CIFAR-10", "ok": data.is_dir(), "is": str(data), "hint": "" if data.is_dir() else hint}
-    )
     free = shutil.disk_usage(Path.cwd()).free
     roomy = free > 2**30
     found.append(

@@ -150,7 +150,9 @@ class Surgeon:
         return self.curvature.update(self.masks, self.refine_steps)
 
     @gradients_enabled()
-    def prune(self, sparsity: float, *, cuts: int | None = None) -> PruneStep:
+    def prune(
+        self, sparsity: float, *, inverse: InverseFisher | None = None, cuts: int | None = None
+    ) -> PruneStep:
         """Prune to the given total sparsity.
 
         Q is brought up to date first. In more than one cut each leaves the same share of what the last one
@@ -158,6 +160,7 @@ class Surgeon:
 
         Args:
             sparsity: The fraction of the prunable weights that is removed afterwards.
+            inverse: A Q of your own; default: the surgeon's, brought up to date.
             cuts: The number of cuts; default: as the options say, else 1.
 
         Returns:
@@ -174,7 +177,7 @@ class Surgeon:
         zeros = {name: self._zeros(name) for name in self.weights.names}
         batch = next(iter(self.output_change.batches), None)
         moments = self._batchnorm.moments(batch)
-        q = self.update_inverse()
+        q = self.update_inverse() if inverse is None else inverse
         if cuts > 1:
             self.pruner.select(q, sparsity, self.masks)  # an impossible target raises before the first cut
         old, kept, predicted, unrefreshed = self.masks, 1 - self.sparsity, 0.0, None
