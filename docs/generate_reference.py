@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 from typing import Any
 
+WIDTH = 88  # of the help texts
 PAGES = ("reference/options.md", "reference/cli.md")
 
 
@@ -80,12 +81,11 @@ def cli_page() -> str:
         "Exit codes: 0 success, 1 an error (one line on standard error; `fishleg --debug COMMAND ...` adds "
         "the traceback), 2 an unknown flag or command, 130 interrupted.",
     ]
-    context = click.Context(main, info_name="fishleg", max_content_width=100, terminal_width=100)
+    sizes = {**main.context_settings, "max_content_width": WIDTH, "terminal_width": WIDTH}
+    context = click.Context(main, info_name="fishleg", **sizes)
     parts += ["## fishleg", _help(main, context)]
     for name, command in main.commands.items():
-        child = click.Context(
-            command, info_name=name, parent=context, max_content_width=100, terminal_width=100
-        )
+        child = click.Context(command, info_name=name, parent=context, **sizes)
         parts += [f"## fishleg {name}", _help(command, child)]
     return "\n\n".join(parts) + "\n"
 

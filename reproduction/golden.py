@@ -27,10 +27,11 @@ from fishleg.workloads.registry import WORKLOADS
 State = dict[str, Tensor]
 Hashes = dict[str, dict[str, str]]
 RIVALS = ("magnitude", "diagonal", "obert", "mfac", "kfac", "ekfac")
-FINE_TUNING = {
-    "api-gradual": (0.95, 3, {}, {}),
-    "api-gradual-sgd": (0.9, 2, {}, {"optimizer": "sgd", "distill": True}),
-    "api-gradual-obert": (0.9, 2, {"method": "obert"}, {"optimizer": "fishleg"}),
+DISTILLED_SGD = FineTuningOptions(steps=15, optimizer="sgd", distill=True)
+GRADUAL = {
+    "api-gradual": (0.95, {"stages": 3, "fine_tuning": FineTuningOptions(steps=15)}),
+    "api-gradual-sgd": (0.9, {"stages": 2, "fine_tuning": DISTILLED_SGD}),
+    "api-gradual-obert": (0.9, {"stages": 2, "fine_tuning": FineTuningOptions(steps=15), "method": "obert"}),
 }
 COMMAND_LINES = {
     "cli-staged": "--sparsity 0.9",
@@ -54,14 +55,8 @@ def runs() -> dict[str, Callable[[], State]]:
     }
     for method in RIVALS:
         found[f"api-{method}"] = lambda method=method: _pruned(0.8, method=method, stages=2)
-    for name, (sparsity, stages, options, tuning) in FINE_TUNING.items():
-        found[name] = lambda sparsity=sparsity, stages=stages, options=options, tuning=tuning: _pruned(
-            sparsity,
-            mode="gradual",
-            stages=stages,
-            fine_tuning=FineTuningOptions(steps=15, **tuning),
-            **options,
-        )
+    for name, (sparsity, options) in GRADUAL.items():
+        found[name] = lambda sparsity=sparsity, options=options: _pruned(sparsity, mode="gradual", **options)
     found["attach"] = _attached
     for name, flags in COMMAND_LINES.items():
         found[name] = lambda flags=flags: _from_command_line(flags.split())

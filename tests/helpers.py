@@ -15,8 +15,9 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 import fishleg
-from fishleg import PruningOptions
+from fishleg import FineTuningOptions, PruningOptions, PruningSession, Surgeon
 from fishleg.inverse.inverse_fisher import InverseFisher
+from fishleg.pruning import Event
 
 Batch = tuple[Tensor, Tensor]
 
@@ -26,6 +27,7 @@ QUICKER: dict[str, Any] = {"samples": 8, "sub_batch": 8}
 QUICK_DIGITS: dict[str, Any] = {"samples": 16, "sub_batch": 8, "batchnorm_batches": 2}
 QUICK_ROWS: dict[str, Any] = {"samples": 8, "sub_batch": 4, "measure_batches": 1, "batchnorm_batches": 2}
 SHORT_TRAINING: dict[str, Any] = {"steps": 4, "update_every": 2}
+QUICK_GRADUAL: dict[str, Any] = {**QUICK_DIGITS, "refine_steps": 3}
 DIGITS_WEIGHTS = 72 + 1152 + 4608 + 320  # prunable weights of DigitsNet(8)
 
 X12 = torch.randn(12, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -205,6 +207,22 @@ def prune_with(model: nn.Module, data: Any, sparsity: Any, **keywords: Any) -> A
 
 def quick_prune(model: nn.Module, data: list[Any], sparsity: float | None = 0.5, **keywords: Any) -> Any:
     return prune_with(model, data, sparsity, **{**QUICK, **keywords})
+
+
+def run_gradually(
+    model: nn.Module,
+    loader: Any,
+    sparsities: list[float],
+    fine_tuning: FineTuningOptions,
+    options: PruningOptions | None = None,
+    on_event: Callable[[Event], None] = quiet,
+    **given: Any,
+) -> Surgeon:
+    """Prune and train in turns with a `PruningSession`, and return its surgeon."""
+    session = PruningSession(model, loader, options=options, fine_tuning=fine_tuning, **given)
+    for event in session.run(sparsities):
+        on_event(event)
+    return session.surgeon
 
 
 def prune_by_magnitude(model: nn.Module, sparsity: float, **keywords: Any) -> Any:

@@ -1,6 +1,5 @@
 """Runs in child processes that are killed with SIGKILL, at a moment or in the middle of a write."""
 
-import dataclasses
 import importlib
 import os
 import random
@@ -64,7 +63,7 @@ def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
 
 def work(recipe: Recipe, base: Path) -> None:
     """Start the run or go on with it, whichever is due; returns when it is finished."""
-    directory = base / recipe.out
+    directory = base / recipe.run.out
     if not (directory / "run.json").exists():
         runs.start(recipe, base=base).execute()
     elif read_record(directory)["status"] != "finished":
@@ -88,14 +87,14 @@ def kill_often(recipe: Recipe, base: Path, kills: int, seconds: float, source: r
     """Run to the end, again and again, until so many kills have hit; the directories of the finished runs."""
     finished: list[Path] = []
     while kills > 0 or not finished:
-        this = dataclasses.replace(recipe, out=f"{recipe.out}-{len(finished)}")
+        this = recipe.replace(out=f"{recipe.run.out}-{len(finished)}")
         code = -signal.SIGKILL
         while code == -signal.SIGKILL:
             delay = source.uniform(0.02, 0.6) * seconds if kills > 0 else None
             code = in_child(lambda: work(this, base), kill_after=delay)  # noqa: B023
             kills -= code == -signal.SIGKILL
         assert code == 0, f"the run ended with {code}"
-        finished.append(base / this.out)
+        finished.append(base / this.run.out)
     return finished
 
 

@@ -1,8 +1,7 @@
 """The documentation: its Python code runs, its links and pictures exist, the files that it names exist.
 
 A page is run as a whole: its Python blocks share their names, in order, in an empty directory. A block that
-cannot run offline has a line `<!-- no-test: reason -->` before it. README.md speaks of a `model`, a `loader`
-and an `optimizer`, which it gets here.
+cannot run offline has a line `<!-- no-test: reason -->` before it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -28,6 +25,14 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"
 EXTENDING = [page for page in sorted((DOCS / "extending").glob("*.md")) if page.name != "index.md"]
 BLOCK = re.compile(r"(<!-- no-test: [^>]+ -->\n+)?```python\n(.*?)```", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s]+)\)")
+# pages that prune a real network
+SLOW = {
+    "README.md",
+    "docs/index.md",
+    "docs/tutorial.md",
+    "docs/how-to/resume.md",
+    "docs/how-to/smaller-and-faster.md",
+}
 FROM_REPOSITORY = {"contributing.md": ROOT / "CONTRIBUTING.md", "changes.md": ROOT / "CHANGELOG.md"}
 
 
@@ -68,13 +73,12 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-def names_of_readme() -> dict[str, Any]:
-    """What the README takes for granted."""
-    layers = {"hidden": nn.Linear(16, 24), "relu": nn.ReLU(), "fc": nn.Linear(24, 4)}
-    model = nn.Sequential(OrderedDict(layers))
-    batches = [(torch.randn(32, 16), torch.randint(4, (32,))) for _ in range(4)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return {"model": model, "loader": batches, "optimizer": optimizer}
+def pages_with_code() -> list[Any]:
+    found = [page for page in PAGES if blocks(page) and page not in EXTENDING]
+    return [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.slow] * (name_of(page) in SLOW))
+        for page in found
+    ]
 
 
 @pytest.fixture
@@ -87,18 +91,17 @@ def float32() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("float32")
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p) and p not in EXTENDING], ids=name_of)
+@pytest.mark.parametrize("page", pages_with_code())
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        if page == ROOT / "README.md":
-            names.update(names_of_readme())
         for code in blocks(page):
             exec(compile(code, name_of(page), "exec"), names)
 
 
+@pytest.mark.slow
 def test_extending_blocks_run(tmp_path: Path) -> None:
     """In a process of their own: what they register stays registered."""
     pages = [[name_of(page), *blocks(page)] for page in EXTENDING]
@@ -164,7 +167,7 @@ def test_every_public_name_has_a_reference() -> None:
     documented = {
         name
         for page in (DOCS / "reference").glob("*.md")
-        for name in re.findall(r"^::: fishleg\.(\w+)$", page.read_text("utf-8"), re.MULTILINE)
+        for name in re.findall(r"^::: fishleg\.(?:[\w.]+\.)?(\w+)$", page.read_text("utf-8"), re.MULTILINE)
     }
     options = generate_reference().options_page()
     missing = {
@@ -188,3 +191,9 @@ def test_navigation_lists_every_page() -> None:
     navigation = set(re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE))
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert navigation == pages | set(generate_reference().PAGES) | FROM_REPOSITORY.keys()
+
+
+def test_citation_names_the_version() -> None:
+    import fishleg
+
+    assert f"\nversion: {fishleg.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")

@@ -27,7 +27,7 @@ from fishleg.inverse import estimate_inverse, make_problem
         ({"smoothing": 1.0}, r"smoothing must be in \[0, 1\), got 1.0"),
     ],
 )
-def test_options(options: dict[str, Any], message: str) -> None:
+def test_auxiliary_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AuxiliaryOptions(**options)
 
@@ -43,7 +43,7 @@ def test_options(options: dict[str, Any], message: str) -> None:
         ({"empirical": True}, "empirical=True needs one of diagonal, obert, mfac, got 'fishleg'"),
     ],
 )
-def test_options_that_cannot_be_meant(options: dict[str, Any], rule: str) -> None:
+def test_pruning_options_are_checked(options: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         PruningOptions(**options)
 
@@ -58,7 +58,7 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], rule: str) -> Non
         (lambda: fishleg.PruningOptions(method="kfac", empirical=True), "empirical=True needs one of"),
     ],
 )
-def test_numbers_that_must_be_whole(make: Callable[[], object], told: str) -> None:
+def test_whole_numbers_are_checked(make: Callable[[], object], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make()
 
@@ -89,12 +89,12 @@ def test_steps_for() -> None:
         ({"cuts": 0}, "cuts must be >= 1 and whole, got 0"),
     ],
 )
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
+def test_fine_tuning_options_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FineTuningOptions(**options)
 
 
-def test_errors() -> None:
+def test_batch_statistics_options_are_checked() -> None:
     for wrong in ({"batchnorm_batches": 0}, {"method": "exact"}):
         with pytest.raises(ValueError, match=r"batch_statistics=True needs batchnorm_batches >= 1"):
             PruningOptions(batch_statistics=True, **wrong)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fishleg import AuxiliaryOptions, PruningOptions
-from fishleg.inverse import estimate_inverse, learn_inverse, make_problem
+from fishleg.inverse import estimate_inverse, make_problem
 from fishleg.inverse.auxiliary import Auxiliary
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.inverse.operators import Operator
@@ -264,7 +264,7 @@ def _pruned(settings: dict[str, Any], who: str, seed: int) -> Callable[[Results]
         layer = _layer(settings, seed)
         reference = _teach(layer.learner("eigen-kronecker", _ours()), layer.batches(settings["steps"]))
         rates: list[float | None] = [None] if who == "ours" else list(settings["rates"])
-        taught = {rate: learn_inverse(make_problem(layer, rate), relative_damping=0.1) for rate in rates}
+        taught = {rate: learner(layer, rate) for rate in rates}
         for learning in taught.values():
             _teach(learning, layer.batches(settings["steps"]))
         before = {rate: gap(layer, learning) for rate, learning in taught.items()}
@@ -276,10 +276,7 @@ def _pruned(settings: dict[str, Any], who: str, seed: int) -> Callable[[Results]
         if who == "ours":
             taught[kept].reconfigure(eta_floor=0.05)
         found = {"refined": gaps(layer, taught[kept], keep), "rate": kept}
-        fresh = {
-            rate: gaps(layer, learn_inverse(make_problem(layer, rate), relative_damping=0.1), keep)
-            for rate in rates
-        }
+        fresh = {rate: gaps(layer, learner(layer, rate), keep) for rate in rates}
         found["anew"] = fresh[min(rates, key=lambda rate: fresh[rate][-1])]  # the rate that ended best
         return {**found, "before": before[kept], "right after": after[kept]}
 

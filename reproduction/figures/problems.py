@@ -56,9 +56,7 @@ class Problem:
         self.n, self.gamma, self.values = n, gamma, values
         random: Tensor = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=DTYPE))[0]
         self.basis = random if basis is None else basis
-        self.w = torch.randn(n, generator=generator, dtype=DTYPE) / math.sqrt(
-            n
-        )  # true weights, for problems of pruning
+        self.w = torch.randn(n, generator=generator, dtype=DTYPE) / math.sqrt(n)  # true weights
         self.root = self.basis * values.sqrt()  # x = root z ~ N(0, F)
         self.inverse_root = self.basis * values.rsqrt()  # u = inverse_root z ~ N(0, F⁻¹)
         self.F = self.root @ self.root.mT

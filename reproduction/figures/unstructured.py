@@ -44,7 +44,7 @@ def accuracies(
 
 
 def summary(config: Config, results: Results) -> Results:
-    """Accuracies by arm and sparsity; the contributions of scorer and optimizer, if there are all four arms."""
+    """Accuracies by arm and sparsity; the contributions of scorer and optimizer, if all four exist."""
     runs = by_arm(config, config.arms, results)
     found = accuracies(config, runs, config.sparsities, results)
     found["seconds"] = {arm: mean_sem([seed["seconds"] for seed in seeds]) for arm, seeds in runs.items()}

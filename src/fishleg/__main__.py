@@ -4,7 +4,11 @@ import sys
 
 
 def main() -> None:
-    """Run it, or say what is missing."""
+    """Run the command line, or print how to install what it needs.
+
+    Raises:
+        ModuleNotFoundError: A module other than click is missing.
+    """
     try:
         from fishleg.cli.commands import main as command
     except ModuleNotFoundError as error:

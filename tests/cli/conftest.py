@@ -176,19 +176,19 @@ def no_length(): return Endless()
 
 
 RECIPES = {
-    "spelling.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsty = 0.5\n',
+    "spelling.toml": '[model]\nmodel = "net.py:make"\n[schedule]\nsparsty = 0.5\n',
     "section.toml": '[modle]\nmodel = "net.py:make"\n',
     "misplaced.toml": '[model]\nmodel = "net.py:make"\nsparsity = 0.5\n',
     "top.toml": 'sparsity = 0.5\n',
-    "list.toml": '[model]\nmodel = "net.py:make"\n[method]\nsamples = [1, 2]\n',
-    "text.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsity = "90"\n',
-    "bool.toml": '[model]\nmodel = "net.py:make"\n[method]\nsamples = true\n',
-    "fraction.toml": '[model]\nmodel = "net.py:make"\n[method]\nstages = 2.5\n',
-    "flag.toml": '[model]\nmodel = "net.py:make"\n[method]\nempirical = "yes"\n',
-    "one_text.toml": '[model]\nmodel = "net.py:make"\n[target]\nexclude = "0"\n',
-    "mixed.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsities = [0.5, "x"]\n',
-    "nan.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsity = nan\n',
-    "two.toml": '[model]\nmodel = "net.py:make"\n[target]\nsparsity = 0.5\nmax_params = 100\n',
+    "list.toml": '[model]\nmodel = "net.py:make"\n[pruning]\nsamples = [1, 2]\n',
+    "text.toml": '[model]\nmodel = "net.py:make"\n[schedule]\nsparsity = "90"\n',
+    "bool.toml": '[model]\nmodel = "net.py:make"\n[pruning]\nsamples = true\n',
+    "fraction.toml": '[model]\nmodel = "net.py:make"\n[schedule]\nstages = 2.5\n',
+    "flag.toml": '[model]\nmodel = "net.py:make"\n[pruning]\nempirical = "yes"\n',
+    "one_text.toml": '[model]\nmodel = "net.py:make"\n[pruning]\nexclude = "0"\n',
+    "mixed.toml": '[model]\nmodel = "net.py:make"\n[schedule]\nsparsities = [0.5, "x"]\n',
+    "nan.toml": '[model]\nmodel = "net.py:make"\n[schedule]\nsparsity = nan\n',
+    "two.toml": '[model]\nmodel = "net.py:make"\n[schedule]\nsparsity = 0.5\nmax_params = 100\n',
     "syntax.toml": '[model\nmodel = "net.py:make"\n',
     "twice.toml": '[run]\nseed = 1\nseed = 2\n',
     "null.toml": '[model]\nmodel = "net\\u0000.py:make"\n',
@@ -271,7 +271,7 @@ def broken_runs(folder: Path) -> None:
     (variant("no-dense") / "dense.ckpt").unlink()
     (variant("cut-dense") / "dense.ckpt").write_bytes(b"cut")
     (variant("no-recipe") / "recipe.toml").unlink()
-    (variant("bad-recipe") / "recipe.toml").write_text("[target]\nsparsity = 2.0\n")
+    (variant("bad-recipe") / "recipe.toml").write_text("[schedule]\nsparsity = 2.0\n")
     for path in (variant("damaged") / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-7])
     half = variant("modelless")
@@ -290,8 +290,6 @@ def work(template: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.delenv("FISHLEG_RESNET20", raising=False)
-    monkeypatch.setenv("FISHLEG_DATA", str(folder / "empty"))
     torch.set_default_dtype(torch.float32)
     yield folder
     torch.set_default_dtype(torch.float64)

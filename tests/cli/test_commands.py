@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 from small_runs import QUICK_RUN
 
+import fishleg
 from fishleg.cli.commands import main
 from fishleg.cli.doctor import diagnose
 
@@ -34,7 +35,7 @@ def test_commands_print_what_scripts_want(tmp_path, monkeypatch):
     assert "accuracy" in json.loads(call("eval", "--run", "r", "--json"))
     matrices = [t for t in json.loads(call("inspect", "r", "--json"))["tensors"] if len(t["shape"]) > 1]
     assert sum(t["size"] - t["kept"] for t in matrices) == sum(t["size"] for t in matrices) / 2
-    assert "packed it takes" in call("inspect", "r/packed.safetensors")
+    assert "packed size" in call("inspect", "r/packed.safetensors")
     assert json.loads(call("sensitivity", QUICK_RUN["model"], *flags, "--json"))["judged_at"] == 0.9
     assert {entry["what"] for entry in json.loads(call("doctor", "--json"))} == {
         e["what"] for e in diagnose()
@@ -68,3 +69,21 @@ def test_commands_print_what_scripts_want(tmp_path, monkeypatch):
         "c",
     )
     assert "kfac" in table
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.output == f"fishleg, version {fishleg.__version__}\n"
+
+
+@pytest.mark.slow
+def test_a_comparison_uses_the_empirical_fisher_where_a_method_knows_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = f"compare {QUICK_RUN['model']} --data {QUICK_RUN['data']} --samples 16 -s 0.5 --stages 1"
+    line += " --methods kfac,diagonal --empirical -o c"
+    result = CliRunner().invoke(main, line.split())
+    assert result.exit_code == 0, result.output
+    for method, empirical in (("kfac", "false"), ("diagonal", "true")):
+        text = Path(f"c/{method}/recipe.toml").read_text()
+        assert f"empirical = {empirical}" in text
+        assert f'method = "{method}"' in text

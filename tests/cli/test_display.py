@@ -11,7 +11,7 @@ from fishleg.runs.recipe import make_recipe
 
 
 @pytest.mark.slow
-def test_displays_tell_the_same_story(tmp_path, capsys):
+def test_all_displays_show_the_same_stages(tmp_path, capsys):
     run = runs.start(make_recipe(QUICK_RUN, {"out": "run", "sparsity": 0.5, "stages": 2}), base=tmp_path)
     run.listen(make_display("%", "accuracy", live=False))
     run.listen(make_display("%", "accuracy", sys.stdout, live=True))

@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 
 from fishleg.cli.flags import flags_given
-from fishleg.runs.recipe import BUDGETS, load_recipe, make_recipe
+from fishleg.options.run import BUDGETS
+from fishleg.runs.recipe import load_recipe, make_recipe
 
 
 def test_flags_win_over_the_recipe(tmp_path: Path):
-    (tmp_path / "a.toml").write_text("[target]\nsparsity = 0.5\n[run]\nseed = 3\n[method]\nsamples = 8\n")
+    (tmp_path / "a.toml").write_text("[schedule]\nsparsity = 0.5\n[run]\nseed = 3\n[pruning]\nsamples = 8\n")
     flags = flags_given(
         {"sparsity": "0.75", "seed": None, "samples": "16", "include": (), "tensorboard": None}
     )
     recipe = make_recipe(load_recipe(tmp_path / "a.toml"), flags)
-    assert (recipe.sparsity, recipe.seed, recipe.samples) == (0.75, 3, 16)
+    assert (recipe.schedule.sparsity, recipe.run.seed, recipe.pruning.samples) == (0.75, 3, 16)
 
 
 def test_flags_become_values():
@@ -33,8 +34,14 @@ def test_a_later_budget_replaces_an_earlier_one(first: str, second: str):
         "sparsity": 0.5, "sparsities": [0.3], "max_drop": "1%", "max_params": 10, "max_flops": "40%",
     }  # fmt: skip
     recipe = make_recipe({first: budgets[first], "seed": 4}, {second: budgets[second]})
-    assert recipe.seed == 4
-    assert [name for name in BUDGETS if getattr(recipe, name) not in (None, [])] == [second]
+    assert recipe.run.seed == 4
+    assert [name for name in BUDGETS if getattr(recipe.schedule, name) not in (None, ())] == [second]
     assert make_recipe({first: budgets[first]}, {"seed": 5}) == make_recipe(
         {first: budgets[first], "seed": 5}
     )
+
+
+def test_none_is_read_where_an_option_may_be_none():
+    assert flags_given({"max_kl": "none", "steps": "None"}) == {"max_kl": "none", "steps": "None"}
+    recipe = make_recipe(flags_given({"max_kl": "none", "mode": "gradual"}))
+    assert recipe.fine_tuning.max_kl is None

@@ -214,7 +214,7 @@ def test_a_registered_subclass_comes_before_its_base() -> None:
     assert [x.names for x in find_layers(nn.Linear(2, 2))] == [("weight", "bias")]
 
 
-def test_tied_embeddings_are_no_tables() -> None:
+def test_tied_embeddings_are_not_marked_as_embeddings() -> None:
     model = nn.ModuleDict({"words": nn.Embedding(5, 4, padding_idx=-1), "head": nn.Linear(4, 5, bias=False)})
     assert [(layer.is_embedding, layer.padding) for layer in find_layers(model)] == [
         (True, (4,)),

@@ -46,7 +46,7 @@ def test_the_true_fisher_needs_no_labels(
         (torch.full((16, 4), 2.0), r"soft labels must lie in \[0, 1\], got 2\.0"),
     ],
 )
-def test_labels_that_do_not_fit_are_told_once(
+def test_labels_that_do_not_fit_give_one_warning(
     targets: Tensor, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -59,7 +59,7 @@ def test_labels_that_do_not_fit_are_told_once(
             quick_prune(net_8_16_4(), [(EXAMPLES_8, targets)], **options)
 
 
-def test_f_is_the_same_whatever_does_not_fit() -> None:
+def test_labels_that_do_not_fit_do_not_change_f() -> None:
     model, forward = net_8_16_4(), lambda m, b: m(b[0])
     draws = [
         sample_h(
@@ -83,7 +83,7 @@ def without_class(m: nn.Module, batch: Tensor) -> Tensor:
     return outputs.masked_fill(torch.tensor([False, False, False, True]), -torch.inf)
 
 
-def test_a_logit_of_minus_infinity_is_a_class_less() -> None:
+def test_a_logit_of_minus_infinity_removes_the_class() -> None:
     model, generators = net_8_16_4(), [torch.Generator().manual_seed(0) for _ in range(2)]
     v = {name: torch.randn_like(p) for name, p in model.named_parameters()}
     product = fisher_product(model, EXAMPLES_8, Categorical(), v, forward=without_class)
@@ -116,6 +116,6 @@ def test_a_logit_of_minus_infinity_is_a_class_less() -> None:
         (Gaussian(), [0.0, -torch.inf, 0.0, 0.0]),
     ],
 )
-def test_what_leaves_no_distribution_is_refused(likelihood: Likelihood, row: list[float]) -> None:
+def test_outputs_without_a_distribution_are_refused(likelihood: Likelihood, row: list[float]) -> None:
     with pytest.raises(ValueError, match="outputs are not finite"):
         sample_h(net_8_16_4(), EXAMPLES_8, likelihood, forward=lambda m, b: m(b) + torch.tensor(row))

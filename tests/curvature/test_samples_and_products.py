@@ -98,7 +98,7 @@ def test_bad_batches(call: str, batch: Any, likelihood: Likelihood, message: str
     ("targets", "likelihood"),
     [(LABELS + 1, Categorical()), (LABELS[:3], Categorical()), (X[:, 0], Categorical()), (X, Gaussian())],
 )
-def test_targets_that_do_not_fit_tell_nothing(call: str, targets: Tensor, likelihood: Likelihood) -> None:
+def test_targets_that_do_not_fit_are_ignored(call: str, targets: Tensor, likelihood: Likelihood) -> None:
     model, draws = nn.Linear(2, 3), []
     for batch in (X, (X, targets)):
         torch.manual_seed(1)

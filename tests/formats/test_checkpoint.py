@@ -60,7 +60,7 @@ def test_dtypes_strides_and_scalars(tmp_path, dtype):
     assert same(checkpoint.load(tmp_path / "x.ckpt"), {**state, "t": x.t().contiguous()})
 
 
-def test_what_cannot_be_saved_is_refused(tmp_path):
+def test_values_that_cannot_be_saved_are_refused(tmp_path):
     with pytest.raises(TypeError, match="cannot save a set"):
         checkpoint.save(tmp_path / "x.ckpt", {"a": {1, 2}})
     assert list(tmp_path.iterdir()) == []

@@ -19,8 +19,7 @@ from oracles import (
 )
 from torch import Tensor, nn
 
-from fishleg import Auxiliary, AuxiliaryOptions, InverseFisher, PruningOptions
-from fishleg.inverse import learn_inverse, make_problem
+from fishleg import Auxiliary, AuxiliaryOptions, InverseFisher
 
 GAMMA = 0.05
 
@@ -134,9 +133,7 @@ def test_expected_gradient_is_that_of_the_dense_loss(name: str, structure: str, 
 def test_isotropic_optimum_is_approximate_then_invert(
     structure: str, pattern: Callable[[int], Tensor], estimator: str, repeats: int
 ) -> None:
-    auxiliary, loader, F = learn_inverse(
-        make_problem(net(), inputs(), structure, repeats, estimator=estimator, lr=0.06), relative_damping=0.1
-    )
+    auxiliary, loader, F = learner(net(), inputs(), structure, repeats, estimator=estimator, lr=0.06)
     assert relative_error(auxiliary, F, pattern) > 0.9
     auxiliary.learn(loader, 250, tolerance=0.0)
     assert relative_error(auxiliary, F, pattern) < 0.03
@@ -200,10 +197,7 @@ def test_masked_converges_to_the_inverse_of_the_kept_block(
 ) -> None:
     """A full factor is downdated at once and stays; masking alone (triangular) is wrong until it learns."""
     model, options = nn.Sequential(nn.Linear(5, 1)), {"estimator": estimator, "lr": 0.06}
-    auxiliary, loader, F = learn_inverse(
-        make_problem(model, correlated(), structure, repeats, options=PruningOptions(**options)),
-        relative_damping=0.1,
-    )
+    auxiliary, loader, F = learner(model, correlated(), structure, repeats, **options)
     auxiliary.learn(loader, 250, tolerance=0.0)
     assert relative_error(auxiliary, F, everything) < 0.02
     auxiliary.inverse.restrict(MASK)

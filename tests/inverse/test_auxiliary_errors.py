@@ -79,7 +79,7 @@ def test_bad_batches_change_nothing(name: str, estimator: str, steps_before: int
         ("bernoulli", X12 - 9),
     ],
 )
-def test_targets_that_do_not_fit_the_likelihood_tell_nothing(
+def test_targets_that_do_not_fit_the_likelihood_are_ignored(
     likelihood: str, targets: Tensor, estimator: str
 ) -> None:
     learned = []

@@ -234,9 +234,18 @@ def unlabelled() -> list[Tensor]:
     ("call", "message"),
     [
         (lambda: estimate("hessian", mlp(), unlabelled()), "one of fishleg, magnitude, .*, got 'hessian'"),
-        (lambda: estimate("kfac", mlp(), unlabelled(), samples=0), "samples must be a whole number >= 1, got 0"),
-        (lambda: estimate("kfac", mlp(), unlabelled(), sub_batch=0), "sub_batch must be a whole number >= 1, got 0"),
-        (lambda: estimate("diagonal", mlp(), unlabelled(), gamma=-0.1), "gamma must be a number > 0, got -0.1"),
+        (
+            lambda: estimate("kfac", mlp(), unlabelled(), samples=0),
+            "samples must be a whole number >= 1, got 0",
+        ),
+        (
+            lambda: estimate("kfac", mlp(), unlabelled(), sub_batch=0),
+            "sub_batch must be a whole number >= 1, got 0",
+        ),
+        (
+            lambda: estimate("diagonal", mlp(), unlabelled(), gamma=-0.1),
+            "gamma must be a number > 0, got -0.1",
+        ),
         (lambda: estimate("mfac", mlp(), unlabelled(), empirical=True), "empirical Fisher needs labels"),
         (lambda: estimate("kfac", mlp(), unlabelled(), empirical=True), "diagonal, obert, mfac, got 'kfac'"),
         (lambda: estimate("mfac", mlp(), []), "the loader is empty"),

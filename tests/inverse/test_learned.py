@@ -9,7 +9,7 @@ from fishleg import PruningOptions, Surgeon
 from fishleg.inverse import learn_inverse, make_problem
 
 
-def test_the_surgeon_s_block_size_is_that_of_a_learned_q() -> None:
+def test_the_block_size_option_holds_for_a_learned_q() -> None:
     surgeon = Surgeon(
         net_8_16_4(), inputs_8(), options=PruningOptions(structure="block", block_size=4, samples=16)
     )

@@ -9,7 +9,7 @@ from fishleg import Auxiliary, AuxiliaryOptions, InverseFisher, PruningOptions, 
 
 
 @pytest.mark.parametrize("options", [AuxiliaryOptions(groups=8), AuxiliaryOptions()])
-def test_few_samples_end_the_warm_start_all_the_same(options: AuxiliaryOptions) -> None:
+def test_few_samples_also_complete_the_warm_start(options: AuxiliaryOptions) -> None:
     surgeon = Surgeon(net_8_16_4(), inputs_8(size=64), options=PruningOptions(auxiliary=options, samples=48))
     diagonal = surgeon.curvature.estimate(surgeon.masks).diag()["0.weight"].detach()
     assert float(diagonal.max() / diagonal.min()) > 1.5
@@ -17,7 +17,7 @@ def test_few_samples_end_the_warm_start_all_the_same(options: AuxiliaryOptions) 
     assert surgeon.curvature.learning.warm
 
 
-def test_a_q_that_was_left_in_its_warm_start_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unfinished_warm_start_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     model = net_8_16_4()
     auxiliary = Auxiliary(model, InverseFisher.from_model(model), "categorical")
     auxiliary.learn(inputs_8(), steps=50)

@@ -294,7 +294,7 @@ def test_a_decayed_learning_rate_may_rise_again() -> None:
     assert optimizer.param_groups[0]["largest_lr"] == 0.1
 
 
-def test_fishleg_s_trust_region_holds_when_the_rate_jumps_up() -> None:
+def test_the_trust_region_holds_when_the_learning_rate_jumps_up() -> None:
     x = torch.cat(inputs_8(8))
     y = x[:, :4].argmax(1)
     for low in (0.0, 1e-5):

@@ -163,14 +163,14 @@ def test_parameters_of_another_model() -> None:
         ({"weight_decay": -1.0}, "weight_decay must be >= 0, got -1.0"),
         ({"update_every": 0}, "update_every must be > 0 .* got 0"),
         ({"warmup": -1}, "warmup must be >= 0, got -1"),
-        ({"max_kl": 0.0}, "max_kl must be > 0 or None, got 0.0"),
+        ({"max_kl": 0.0}, "max_kl must be > 0 and finite, or None, got 0.0"),
         ({"gamma": 0.0}, "gamma must be > 0 and finite, got 0.0"),
         ({"gamma": -1.0}, "gamma must be > 0 and finite, got -1.0"),
         ({"relative_damping": 0.0}, "relative_damping must be > 0 and finite, got 0.0"),
         ({"likelihood": "poisson"}, "likelihood must be a Likelihood or one of .* got 'poisson'"),
     ],
 )
-def test_options(options: dict[str, Any], message: str) -> None:
+def test_fishleg_options_are_checked(options: dict[str, Any], message: str) -> None:
     model = nn.Linear(4, 3)
     with pytest.raises(ValueError, match=message):
         FishLeg(model, **options)

@@ -11,7 +11,8 @@ from operator_makers import Dims, make
 from torch import Tensor
 
 from fishleg.inverse.operators import FullFactor, Gram, Kronecker, Operator
-from fishleg.pruning.compensation import compensate, solve_removed, swap_curvature, swap_scores
+from fishleg.pruning.compensation import compensate, solve_removed
+from fishleg.pruning.mask_search import swap_curvature, swap_scores
 from fishleg.pruning.saliency import saliency
 
 COUPLED = [name for name in STRUCTURES if name not in ("identity", "diagonal")]
@@ -27,7 +28,7 @@ def increase(q: Operator, delta: Tensor) -> float:
 @pytest.mark.parametrize("name", STRUCTURES)
 @settings(max_examples=8)
 @given(small, st.floats(0.2, 0.8))
-def test_exchange_scores_lie_between_their_bounds(name: str, d: Dims, fraction: float) -> None:
+def test_swap_scores_lie_between_their_bounds(name: str, d: Dims, fraction: float) -> None:
     """And so does the truth: the loss without a kept weight, or with a removed one back, by brute force."""
     w, q, removed = problem(name, d, fraction)
     Q = q.dense()
@@ -47,7 +48,7 @@ def test_exchange_scores_lie_between_their_bounds(name: str, d: Dims, fraction: 
             assert worth[0] - slack <= value <= worth[1] + slack
 
 
-def test_exchange_scores_need_a_joint_compensation() -> None:
+def test_swap_scores_need_a_joint_compensation() -> None:
     w, q, removed = problem("gram-full", Dims(2, 2, 1, 2, 0))
     with pytest.raises(ValueError, match="joint"):
         swap_scores(w, swap_curvature(q), removed, compensate(w, q, removed, "none"))
@@ -166,7 +167,7 @@ def test_solve_removed_stops_at_its_tolerance() -> None:
     torch.testing.assert_close(jacobi, target / q.diag())
 
 
-def test_what_has_not_converged_is_judged_by_what_it_got_to() -> None:
+def test_an_unconverged_compensation_predicts_its_own_loss() -> None:
     """After too few iterations the dual value is far below the update's own; independent may be better."""
     w, q, removed = problem("gram-full", Dims(3, 3, 3, 3, 4))
     rough = compensate(w, q, removed, "independent")

@@ -20,45 +20,41 @@ from helpers import (
     net_6_10_4,
     net_6_12_8,
     net_8_16_4,
+    prune_with,
     quick_prune,
-    quiet,
     trained_net_with_batchnorm,
 )
 from torch import Tensor, nn
 
-import fishleg
 from fishleg import AuxiliaryOptions, Categorical, PruningOptions, Surgeon
 from fishleg.curvature.samples import sample_h
-from fishleg.pruning import diagnostics as looks
+from fishleg.pruning import diagnostics
 
 
 @pytest.mark.parametrize("method", ["fishleg", "magnitude"])
-def test_a_loader_that_is_ordered_by_class_is_told(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loader_that_is_ordered_by_class_gives_a_warning(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model, x, _ = trained_net_with_batchnorm()
     mixed = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
-    options = {"mode": "one-shot", "method": method, "samples": 32, "progress": quiet}
-    fishleg.prune(model, mixed.split(32), 0.3, options=PruningOptions(**options))
+    options = {"mode": "one-shot", "method": method, "samples": 32}
+    prune_with(model, mixed.split(32), 0.3, **options)
     assert "BatchNorm" not in caplog.text
-    fishleg.prune(model, x.split(20), 0.3, options=PruningOptions(**options))
-    assert "A loader that is ordered by class does not: shuffle it" in caplog.text
+    prune_with(model, x.split(20), 0.3, **options)
+    assert "shuffle a loader that is ordered by class" in caplog.text
     assert "the quadratic model does not hold" not in caplog.text
 
 
-def test_a_head_that_does_not_count_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    fishleg.prune(
-        TwoHeads(joined=False),
-        inputs_8(),
-        0.5,
-        options=PruningOptions(samples=16),
-        mode="one-shot",
-        progress=quiet,
-    )
+def test_a_head_that_does_not_count_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    prune_with(TwoHeads(joined=False), inputs_8(), 0.5, samples=16, mode="one-shot")
     assert "b.weight has no part in the model's output on the first batches" in caplog.text
     caplog.clear()
     for options in ({"joined": True}, {"joined": False}):
         forward = (lambda m, x: m(x)) if options["joined"] else (lambda m, x: torch.cat(m(x), 1))
-        fishleg.prune(
-            TwoHeads(**options), inputs_8(), 0.5, options=PruningOptions(samples=16), mode="one-shot", likelihood="bernoulli", forward=forward, progress=quiet)  # fmt: skip
+        prune_with(
+            TwoHeads(**options), inputs_8(), 0.5, samples=16, mode="one-shot", likelihood="bernoulli",
+            forward=forward,
+        )  # fmt: skip
     assert "no part" not in caplog.text
 
 
@@ -84,12 +80,12 @@ def test_experts_that_are_used_later_are_not_called_unused(caplog: pytest.LogCap
     assert "experts.2.weight has no part" in caplog.text
 
 
-def test_a_likelihood_that_cannot_be_meant_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_likelihood_that_cannot_be_meant_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=r"needs at least two classes, .* \(32, 1\) have one"):
         Surgeon(nn.Linear(8, 1), inputs_8(), options=PruningOptions(samples=4)).prune(0.5)
     sigmoid = nn.Sequential(nn.Linear(8, 4), nn.Sigmoid())
     Surgeon(sigmoid, inputs_8(), likelihood="bernoulli", options=PruningOptions(samples=8)).prune(0.5)
-    assert "leave out its last sigmoid" in caplog.text
+    assert "leave out the final sigmoid" in caplog.text
     caplog.clear()
     positive = nn.Linear(8, 1)
     nn.init.zeros_(positive.weight[:, 1:])
@@ -114,7 +110,7 @@ def test_a_likelihood_that_cannot_be_meant_is_told(caplog: pytest.LogCaptureFixt
         Categorical().check(torch.randn(2, 4, 3, 3), torch.zeros(2, 3, 3, dtype=torch.long))
 
 
-def test_probabilities_instead_of_logits_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_probabilities_instead_of_logits_give_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fishleg"):
         Surgeon(
             nn.Sequential(net_6_10_4(), nn.Softmax(-1)), inputs_6(), options=PruningOptions(**QUICK)
@@ -132,7 +128,7 @@ CUT: dict[str, tuple[Any, Callable[[nn.Module, Any], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_parts_that_are_no_smaller_batches_are_refused(name: str) -> None:
+def test_batches_that_cannot_be_split_are_refused(name: str) -> None:
     batch, forward = CUT[name]
     batch = [x.double() for x in batch] if isinstance(batch, list) else batch.double()
     model, told = (
@@ -149,9 +145,9 @@ def test_parts_that_are_no_smaller_batches_are_refused(name: str) -> None:
             sample_h(model, batch, Categorical(), groups=4, forward=forward)
 
 
-def test_a_model_that_fails_on_parts_is_told() -> None:
+def test_a_model_that_fails_on_parts_is_refused() -> None:
     batch = {"x": EXAMPLES_8, "edges": torch.tensor([[0, 15], [3, 4]])}
-    with pytest.raises(ValueError, match=r"cannot be called on examples 0 to 7 .* 16 of them.*IndexError"):
+    with pytest.raises(ValueError, match=r"cannot be called on examples 0 to 7 .* batch of 16: .*IndexError"):
         quick_prune(net_8_16_4(), [batch], forward=lambda m, b: m(b["x"] + b["x"][b["edges"]].sum()))
 
 
@@ -188,11 +184,11 @@ def test_three_inputs_are_split_together(forward: Callable[[nn.Module, Any], Ten
         ([0.001, 0.004], None, False),
     ],
 )
-def test_stages_that_add_up(
+def test_a_total_loss_far_above_the_prediction_gives_a_warning(
     predicted: list[float], measured: float | None, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        looks.warn_about_total(0.9, predicted, measured)
+        diagnostics.warn_about_total(0.9, predicted, measured)
     assert bool(caplog.text) is told
     if told:
         assert re.search(
@@ -203,7 +199,7 @@ def test_stages_that_add_up(
 @pytest.mark.parametrize(
     ("pattern", "sparsity", "loose"), [("global", 0.7, False), ("global", 0.4, True), ("2:4", 0.5, True)]
 )
-def test_zeros_that_the_masks_do_not_hold_are_told(
+def test_zeros_that_the_masks_do_not_hold_give_a_warning(
     pattern: str, sparsity: float, loose: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, data = net_6_12_8(3), inputs_6(3, 32)
@@ -218,12 +214,12 @@ def test_zeros_that_the_masks_do_not_hold_are_told(
 
 
 def test_a_bad_prediction_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    looks.warn_about_prediction(0.9, predicted=0.01, measured=1.0)
-    assert "the loss increase was 1, and Q had predicted 0.01" in caplog.text
+    diagnostics.warn_about_prediction(0.9, predicted=0.01, measured=1.0)
+    assert "the loss increase is 1, but Q predicted 0.01" in caplog.text
     caplog.clear()
-    looks.warn_about_prediction(0.9, predicted=1.0, measured=0.01)
-    assert "the loss increase was 0.01, and Q had predicted 1: better than feared" in caplog.text
+    diagnostics.warn_about_prediction(0.9, predicted=1.0, measured=0.01)
+    assert "the loss increase is 0.01, but Q predicted 1: less than predicted" in caplog.text
     caplog.clear()
     for predicted, measured in ((0.01, 0.03), (0.001, 0.01), (0.01, None)):
-        looks.warn_about_prediction(0.9, predicted, measured)
+        diagnostics.warn_about_prediction(0.9, predicted, measured)
     assert not caplog.text

@@ -13,7 +13,7 @@ from helpers import QUICK_DIGITS
 from torch import Tensor, nn
 
 from fishleg import PruningOptions, Surgeon
-from fishleg.pruning.mask_search import exchange
+from fishleg.pruning.mask_search import search_masks
 from fishleg.pruning.patterns import Masks, Unstructured
 from fishleg.workloads.digits_net import DigitsNet
 
@@ -32,41 +32,43 @@ def judge(masks: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
     return float(WORTH[~masks["w"]].sum()), {"w": WORTH}
 
 
-def test_what_is_worth_twice_as_much_changes_places(caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_of_twice_the_score_change_places(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fishleg"):
-        found = exchange(START, judge, choose, 12)
+        found = search_masks(START, judge, choose, 12)
     assert found["w"].tolist() == [False, False, True, False, True, True]  # 3 · 2 > 4
-    assert "2 weights changed places: predicted loss increase 7, was 15" in caplog.text
-    assert exchange(START, judge, choose, 0) is START
+    assert "swapped 2 weights: predicted loss increase 7, was 15" in caplog.text
+    assert search_masks(START, judge, choose, 0) is START
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["loss", "scores"])
-def test_what_is_not_finite_decides_nothing(bad: float, where: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_scores_that_are_not_finite_change_no_mask(
+    bad: float, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(masks: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         loss, scores = judge(masks)
         if where == "loss":
             return bad, scores
         return loss, {"w": scores["w"].index_fill(0, torch.tensor(2), bad)}
 
-    assert exchange(START, broken, choose, 12) is START
+    assert search_masks(START, broken, choose, 12) is START
     assert "not finite" in caplog.text
 
     def broken_later(masks: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         return judge(masks) if masks is START else broken(masks)
 
-    assert exchange(START, broken_later, choose, 12) is START
+    assert search_masks(START, broken_later, choose, 12) is START
 
 
-def test_a_round_that_does_not_help_is_not_taken() -> None:
+def test_a_round_that_does_not_lower_the_loss_is_discarded() -> None:
     def contrary(masks: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
         return -judge(masks)[0], {"w": WORTH}
 
-    assert exchange(START, contrary, choose, 12) is START
+    assert search_masks(START, contrary, choose, 12) is START
 
 
 @pytest.mark.parametrize(("gain", "rounds"), [(0.1, 12), (0.002, 1)])
-def test_rounds_end_when_one_hardly_helps(gain: float, rounds: int) -> None:
+def test_rounds_end_when_the_gain_is_small(gain: float, rounds: int) -> None:
     judged = 0
 
     def slow(masks: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
@@ -75,19 +77,19 @@ def test_rounds_end_when_one_hardly_helps(gain: float, rounds: int) -> None:
         judged += 1
         return (1 - gain) ** judged, {"w": torch.where(masks["w"], 1.0, 4.0)}
 
-    exchange(START, slow, choose, 12)
+    search_masks(START, slow, choose, 12)
     assert judged == 1 + rounds
 
 
 @pytest.mark.parametrize(("pattern", "share"), [("global", 0.97), ("layer", 0.97), ("2:4", 0.995)])
-def test_exchanges_lower_the_predicted_loss(
+def test_mask_search_lowers_the_predicted_loss(
     pattern: str, share: float, model: DigitsNet, images: Any
 ) -> None:
     sparsity = 0.5 if pattern == "2:4" else 0.85
     surgeon = Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS, pattern=pattern))
     q = surgeon.curvature.estimate(surgeon.masks)
     first = surgeon.pruner.select(q, sparsity, surgeon.masks)
-    better = surgeon.pruner.search(q, first)
+    better = surgeon.pruner.search(q, first, surgeon.masks)
     counts = [sum(int((~mask).sum()) for mask in masks.values()) for masks in (first, better)]
     assert counts[0] == counts[1]
     assert any(not torch.equal(first[name], better[name]) for name in first)
@@ -98,19 +100,21 @@ def test_exchanges_lower_the_predicted_loss(
         images,
         options=PruningOptions(**QUICK_DIGITS, pattern=pattern, mask_search_rounds=0),
     )
-    assert all(torch.equal(mask, first[name]) for name, mask in plain.exchange(q, first).items())
+    assert all(
+        torch.equal(mask, first[name]) for name, mask in plain.pruner.search(q, first, plain.masks).items()
+    )
     assert plain.prune(sparsity, inverse=q).predicted == pytest.approx(before)
     assert surgeon.prune(sparsity, inverse=q).predicted == pytest.approx(after)
 
 
 @pytest.mark.parametrize("options", [{"mask_search_across_layers": False}, {"pattern": "layer"}])
-def test_exchanges_within_layers_keep_their_counts(
+def test_mask_search_within_layers_keeps_their_counts(
     options: dict[str, Any], model: DigitsNet, images: Any
 ) -> None:
     surgeon = Surgeon(model, images, options=PruningOptions(**options, **QUICK_DIGITS))
     q = surgeon.curvature.estimate(surgeon.masks)
     first = surgeon.pruner.select(q, 0.85, surgeon.masks)
-    better = surgeon.pruner.search(q, first)
+    better = surgeon.pruner.search(q, first, surgeon.masks)
     assert {n: int(m.sum()) for n, m in better.items()} == {n: int(m.sum()) for n, m in first.items()}
     before, after = surgeon.pruner.predict(q, first), surgeon.pruner.predict(q, better)
     assert all(after[name] <= before[name] * 1.0001 for name in first)  # no layer pays for another
@@ -137,7 +141,8 @@ def test_mask_search_comes_near_the_best_of_all_masks() -> None:
 
         least, first = loss(choices).min(), surgeon.pruner.select(q, 0.5, surgeon.masks)
         found = [
-            (~masks["0.weight"]).flatten().nonzero().T for masks in (first, surgeon.pruner.search(q, first))
+            (~masks["0.weight"]).flatten().nonzero().T
+            for masks in (first, surgeon.pruner.search(q, first, surgeon.masks))
         ]
         gap.append([float(loss(removed) / least - 1) for removed in found])
     before, after = (sum(column) for column in zip(*gap, strict=True))

@@ -64,11 +64,11 @@ def test_masks_of_rows_have_their_biases() -> None:
     assert torch.equal(model[0].bias == 0, gone)
 
 
-def test_a_tensor_that_starts_at_zero_is_no_mask(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tensor_of_zeros_only_is_not_taken_for_pruned(caplog: pytest.LogCaptureFixture) -> None:
     model = net_6_10_4(nn.Tanh)
     nn.init.zeros_(model[2].weight)  # as adapters start
     with torch.no_grad():
         model[0].weight[0, 0] = 0
     with caplog.at_level(logging.INFO, "fishleg"):
         assert list(masks_of(model)) == ["0.weight"]
-    assert "2.weight is all zeros: taken for a start" in caplog.text
+    assert "2.weight is zero everywhere: it gets no mask" in caplog.text

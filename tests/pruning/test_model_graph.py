@@ -42,7 +42,7 @@ def test_the_output_layer_is_the_one_that_is_called_last() -> None:
     empty = Surgeon(
         model, [], options=PruningOptions(method="magnitude", pattern="rows")
     )  # no data: as registered
-    assert empty.prunable == ["head.weight"]
+    assert empty.weights.names == ["head.weight"]
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -57,7 +57,7 @@ def test_rows_of_every_output_layer_stay_in_graphs_of_any_depth(deep: bool) -> N
 
     reasons = Surgeon(
         Unrolled(joined=True), inputs_8(), likelihood="bernoulli", options=PruningOptions(pattern="rows")
-    ).reasons
+    ).weights.reasons
     assert [name for name, why in reasons.items() if why and "output layer" in why] == [
         "a.weight",
         "b.weight",
@@ -76,14 +76,14 @@ def test_rows_with_an_attention_whose_projection_is_parametrized() -> None:
             y: Tensor = self.head(self.attention(h, h, h, need_weights=False)[0].squeeze(1))
             return y
 
-    reasons = Surgeon(Attends(), inputs_8(), options=PruningOptions(pattern="rows")).reasons
+    reasons = Surgeon(Attends(), inputs_8(), options=PruningOptions(pattern="rows")).weights.reasons
     assert "an output layer" in str(reasons["head.weight"])
 
 
 def test_rows_of_every_output_layer_stay() -> None:
     reasons = Surgeon(
         TwoHeads(joined=True), inputs_8(), likelihood="bernoulli", options=PruningOptions(pattern="rows")
-    ).reasons
+    ).weights.reasons
     assert reasons["f.weight"] is None
     assert all("an output layer" in str(reasons[name]) for name in ("a.weight", "b.weight"))
 
@@ -99,7 +99,7 @@ def test_rows_of_an_attention_that_is_the_output_stay() -> None:
             y: Tensor = self.attention(h, h, h, need_weights=False)[0].squeeze(1)
             return y
 
-    reasons = Surgeon(Attends(), inputs_8(), options=PruningOptions(pattern="rows")).reasons
+    reasons = Surgeon(Attends(), inputs_8(), options=PruningOptions(pattern="rows")).weights.reasons
     assert "an output layer" in str(reasons["attention.out_proj.weight"])
     assert reasons["f.weight"] is None
 
@@ -213,7 +213,7 @@ def test_frozen_norms_and_norms_of_several_layers_are_left_alone() -> None:
     assert (
         Surgeon(
             shared, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows", method="magnitude")
-        ).norms
+        ).weights.norms
         == {}
     )
 
@@ -245,12 +245,12 @@ def test_norms_over_other_dimensions_and_norms_that_share_are_left_alone() -> No
 
     steps = [torch.randn(16, 8, 6) for _ in range(3)]
     chosen: dict[str, Any] = {"pattern": "rows", "method": "magnitude", **QUICK_ROWS}
-    assert Surgeon(Sequence(), steps, options=PruningOptions(**chosen)).norms == {}
+    assert Surgeon(Sequence(), steps, options=PruningOptions(**chosen)).weights.norms == {}
     Surgeon(model := Sequence(), steps, options=PruningOptions(**chosen)).prune(0.5)
     assert bool((model.norm.weight != 0).all())
-    both = Surgeon(TwoNorms(tied=False), image_batches(), options=PruningOptions(**chosen)).norms
+    both = Surgeon(TwoNorms(tied=False), image_batches(), options=PruningOptions(**chosen)).weights.norms
     assert both == {"conv.weight": ["a.weight", "a.bias", "b.weight", "b.bias"]}
-    assert Surgeon(TwoNorms(tied=True), image_batches(), options=PruningOptions(**chosen)).norms == {
+    assert Surgeon(TwoNorms(tied=True), image_batches(), options=PruningOptions(**chosen)).weights.norms == {
         "conv.weight": [],
         "other.weight": [],
     }

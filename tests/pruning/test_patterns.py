@@ -7,10 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers import inputs_8, net_8_16_4, prune_with, zeros_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fishleg import register_pattern
+from fishleg.options.names import PATTERNS
+from fishleg.pruning import patterns
 from fishleg.pruning.patterns import NM, Blocks, Pattern, Rows, Unstructured, as_pattern
 
 SHAPES = {"linear": (6, 8), "conv": (4, 8, 3, 3), "point": (5, 16, 1, 1)}
@@ -168,7 +172,7 @@ def test_as_pattern(name: Pattern | str, expected: Pattern) -> None:
     assert as_pattern(name) == expected
 
 
-def test_what_patterns_say_of_themselves() -> None:
+def test_patterns_describe_themselves() -> None:
     assert [p.group_size for p in (Unstructured(), NM(2, 4), Blocks(4), Rows())] == [None, None, 4, None]
     assert [p.whole_rows for p in (Unstructured(), NM(2, 4), Blocks(4), Rows())] == [False] * 3 + [True]
     assert [p.limit for p in (Unstructured(), NM(1, 4), NM(4, 8))] == [1.0, 0.75, 0.5]
@@ -186,15 +190,18 @@ GONE = {"w": torch.tensor([-math.inf] * 6 + [1.0] * 4)}
         (lambda: NM(4, 4), "0 < N < M, got 4:4"),
         (lambda: NM(0, 4), "0 < N < M, got 0:4"),
         (lambda: Blocks(1), "at least 2 weights, got 1"),
-        (lambda: as_pattern("columns"), "block:SIZE or rows, got 'columns'"),
+        (lambda: as_pattern("columns"), "one of global, layer, rows, N:M, block:SIZE .*, got 'columns'"),
         (lambda: as_pattern("2:4:8"), "got '2:4:8'"),
         (lambda: as_pattern("4:2"), "got 4:2"),
         (lambda: Unstructured().select(TEN, 1.0), r"sparsity must be in \[0, 1\), got 1.0"),
         (lambda: Unstructured().select(TEN, -0.1), "got -0.1"),
-        (lambda: Unstructured().select(TEN, 0.98), r"remove 10 of 10 .*leave 9 that may go, .* most 0.9000"),
-        (lambda: Unstructured().select(TEN, 0.8, 0.3), "remove 8 of 10 .*leave 7 that may go"),
+        (
+            lambda: Unstructured().select(TEN, 0.98),
+            r"remove 10 of 10 .*allow 9 to be removed, .* most 0.9000",
+        ),
+        (lambda: Unstructured().select(TEN, 0.8, 0.3), "remove 8 of 10 .*allow 7 to be removed"),
         (lambda: Unstructured().select(GONE, 0.5), "remove 5 of 10 .* 6 are removed already"),
-        (lambda: NM(2, 4).select({"w": torch.rand(4, 8)}, 0.75), "remove 24 of 32 .*leave 16 .* most 0.5000"),
+        (lambda: NM(2, 4).select({"w": torch.rand(4, 8)}, 0.75), "remove 24 of 32 .*allow 16 .* most 0.5000"),
     ],
 )
 def test_errors(call: Callable[[], object], message: str) -> None:
@@ -206,3 +213,39 @@ def test_the_layer_that_cannot_lose_so_much_is_named() -> None:
     scores = {"a": torch.rand(8, 8), "b": torch.rand(2, 2)}
     with pytest.raises(ValueError, match=r"cannot remove 4 of 4 in 'b' \(sparsity 0\.9500\)"):
         as_pattern("layer").select(scores, 0.95)
+
+
+@pytest.fixture
+def scratch_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns that a test registers are gone after it."""
+    monkeypatch.setattr(PATTERNS, "_names", list(PATTERNS))
+    monkeypatch.setattr(patterns, "_MAKERS", dict(patterns._MAKERS))
+
+
+@pytest.mark.usefixtures("scratch_patterns")
+def test_a_registered_pattern_is_known_by_its_name() -> None:
+    register_pattern("run", lambda argument: Blocks(int(argument or 2)))
+    assert as_pattern("run") == Blocks(2)
+    assert as_pattern("run:4") == Blocks(4)
+    sparse = prune_with(net_8_16_4(), inputs_8(), 0.5, method="magnitude", pattern="run:4")
+    for zero in zeros_of(sparse).values():
+        assert set(zero.view(-1, 4).sum(1).tolist()) <= {0, 4}
+    with pytest.raises(ValueError, match=r"block:SIZE, run .*, got 'walk'"):
+        as_pattern("walk")
+
+
+@pytest.mark.usefixtures("scratch_patterns")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("global", "must be new and not empty, got 'global'"),
+        ("block", "must be new"),
+        ("", "must be new and not empty, got ''"),
+        ("a:b", "must not contain a colon, got 'a:b'"),
+    ],
+)
+def test_names_that_cannot_be_registered(name: str, message: str) -> None:
+    before = as_pattern("block:4")
+    with pytest.raises(ValueError, match=message):
+        register_pattern(name, lambda _: Unstructured())
+    assert as_pattern("block:4") == before

@@ -52,14 +52,14 @@ def test_names_are_names_and_not_regular_expressions() -> None:
     every, data = [f"{i}.weight" for i in range(13)], [torch.randn(4, 4)]
 
     def chosen(**options: Any) -> list[str]:
-        return Surgeon(model, data, options=PruningOptions(**options)).prunable
+        return Surgeon(model, data, options=PruningOptions(**options)).weights.names
 
     assert chosen(exclude=["2.weight"]) == [name for name in every if name != "2.weight"]
     assert chosen(include=["1"]) == ["1.weight"]
     assert chosen(include=["^1"]) == ["1.weight", "10.weight", "11.weight", "12.weight"]
     nested = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
-    assert Surgeon(nested, data, options=PruningOptions(include=["0"])).prunable == ["0.0.weight"]
-    with pytest.raises(ValueError, match=r"'0\.1' matches no parameter; there are 0\.0\.weight"):
+    assert Surgeon(nested, data, options=PruningOptions(include=["0"])).weights.names == ["0.0.weight"]
+    with pytest.raises(ValueError, match=r"'0\.1' matches no parameter; the model has 0\.0\.weight"):
         Surgeon(nested, data, options=PruningOptions(include=["0.1"]))
 
 
@@ -75,12 +75,12 @@ def test_tied_weights_go_by_each_of_their_names() -> None:
             return y
 
     for name in ("head", "head.weight", "first"):
-        assert Surgeon(Tied(), [torch.randn(4, 4)], options=PruningOptions(exclude=[name])).prunable == [
+        assert Surgeon(Tied(), [torch.randn(4, 4)], options=PruningOptions(exclude=[name])).weights.names == [
             "subhead.weight"
         ]
 
 
-def test_a_model_that_is_mostly_frozen_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_is_mostly_frozen_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     model = net_8_16_4()
     model[0].requires_grad_(False)
     with caplog.at_level(logging.WARNING):
@@ -100,14 +100,14 @@ def test_a_tied_weight_is_known_by_all_its_names() -> None:
             return self.head(self.body(self.embedding(x)).tanh())
 
     data = [torch.randint(0, 10, (8, 3)) for _ in range(2)]
-    assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^head"])).prunable == ["body.weight"]
-    assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^embedding"])).prunable == ["body.weight"]
-    assert Surgeon(Tied(), data, options=PruningOptions(include=[r"head\.weight"])).prunable == [
+    assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^head"])).weights.names == ["body.weight"]
+    assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^embedding"])).weights.names == ["body.weight"]
+    assert Surgeon(Tied(), data, options=PruningOptions(include=[r"head\.weight"])).weights.names == [
         "embedding.weight"
     ]
 
 
-def test_a_parametrized_weight_is_told_apart_and_its_state_stays() -> None:
+def test_a_parametrized_weight_is_reported_apart_and_its_state_stays() -> None:
     model = net_6_10_4(nn.Tanh)
     parametrizations.spectral_norm(model[0])
     state = {name: value.clone() for name, value in model.named_buffers()}
@@ -121,7 +121,7 @@ def test_a_lazy_layer_must_know_its_shape() -> None:
         Surgeon(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)), inputs_6())
 
 
-def test_most_of_a_model_left_out_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_most_of_a_model_left_out_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()

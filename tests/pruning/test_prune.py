@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import state_copy
+from helpers import prune_with, quiet, state_copy
 from oracles import identical
 from torch import Tensor, nn
 from torch.nn import functional
 
 import fishleg
 from fishleg import Categorical, FineTuningOptions, PruningOptions
-from fishleg.pruning.api import MODES
-from fishleg.pruning.surgeon import PruneStep
+from fishleg.options import OptionError
+from fishleg.options.names import MODES
+from fishleg.pruning import Event, PruneStep, StageDone
 from fishleg.workloads.digits_net import DigitsNet
 
 COUNTS = {"0.weight": 8 * 16, "2.weight": 16 * 12, "4.weight": 12 * 4}
@@ -26,10 +27,10 @@ COUNTS = {"0.weight": 8 * 16, "2.weight": 16 * 12, "4.weight": 12 * 4}
 TOTAL = sum(COUNTS.values())
 
 
-QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 8, "progress": lambda line: None}
+QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 8, "refine_steps": 2}
 
 
-SHORT = FineTuningOptions(steps=3, update_every=2, refine=2)
+SHORT = FineTuningOptions(steps=3, update_every=2)
 
 
 class Net(nn.Sequential):
@@ -72,8 +73,15 @@ def zeros(model: nn.Module) -> int:
     return sum(int((p == 0).sum()) for p in model.parameters() if p.dim() > 1)
 
 
-def run(model: nn.Module, loader: Any, *args: Any, **kwargs: Any) -> nn.Module:
-    return fishleg.prune(model, loader, options=PruningOptions(**{**QUICK, **kwargs}))
+def run(model: nn.Module, loader: Any, sparsity: Any = None, **given: Any) -> Any:
+    return prune_with(model, loader, sparsity, **{**QUICK, **given})
+
+
+def stages(model: nn.Module, loader: Any, sparsity: Any = None, **given: Any) -> list[PruneStep]:
+    """What the pruning step of each stage did."""
+    events: list[Event] = []
+    run(model, loader, sparsity, progress=events.append, **given)
+    return [event.step for event in events if isinstance(event, StageDone)]
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -81,7 +89,7 @@ def run(model: nn.Module, loader: Any, *args: Any, **kwargs: Any) -> nn.Module:
 def test_copy_or_in_place(mode: str, inplace: bool, model: Net) -> None:
     before = state_copy(model)
     tuning = SHORT if mode == "gradual" else None
-    sparse = run(model, labelled(), 0.6, mode=mode, tuning=tuning, inplace=inplace)
+    sparse = run(model, labelled(), 0.6, mode=mode, fine_tuning=tuning, inplace=inplace)
     assert (sparse is model) is inplace
     assert identical(dict(model.state_dict()), before) is not inplace
     assert inplace or all(p.grad is None for p in model.parameters())
@@ -103,16 +111,15 @@ def test_modes_are_kept(mode: str, training: bool) -> None:
     modes = [module.training for module in model.modules()]
     batches = [(torch.rand(16, 1, 8, 8), torch.randint(10, (16,))) for _ in range(2)]
     tuning = SHORT if mode == "gradual" else None
-    sparse = run(model, batches, 0.5, mode=mode, method="magnitude", tuning=tuning)
+    sparse = run(model, batches, 0.5, mode=mode, method="magnitude", fine_tuning=tuning)
     assert [module.training for module in sparse.modules()] == modes
     assert [module.training for module in model.modules()] == modes
 
 
 @pytest.mark.parametrize("mode", ["staged", "gradual"])
 def test_default_stages_keep_three_quarters_each(mode: str, model: Net) -> None:
-    steps: list[PruneStep] = []
     tuning = SHORT if mode == "gradual" else None
-    run(model, labelled(), 0.6, mode=mode, tuning=tuning, on_stage=steps.append)
+    steps = stages(model, labelled(), 0.6, mode=mode, fine_tuning=tuning)
     assert len(steps) == math.ceil(math.log(0.4) / math.log(0.75)) == 4
     kept = [1.0, *(1 - step.target for step in steps)]
     shrink = [b / a for a, b in pairwise(kept)]
@@ -121,31 +128,29 @@ def test_default_stages_keep_three_quarters_each(mode: str, model: Net) -> None:
     assert [step.sparsity for step in steps] == [round(s.target * TOTAL) / TOTAL for s in steps]
 
 
-@pytest.mark.parametrize(("sparsity", "stages"), [(0.25, 1), (0.4375, 2), (0.5, 3), (0.9, 9)])
-def test_how_many_stages(sparsity: float, stages: int, model: Net) -> None:
+@pytest.mark.parametrize(("sparsity", "count"), [(0.25, 1), (0.4375, 2), (0.5, 3), (0.9, 9)])
+def test_how_many_stages(sparsity: float, count: int, model: Net) -> None:
     """0.75² = 1 − 0.4375 exactly: no third stage by rounding."""
-    steps: list[PruneStep] = []
-    run(model, unlabelled(), sparsity, method="magnitude", on_stage=steps.append)
-    assert len(steps) == stages
+    steps = stages(model, unlabelled(), sparsity, method="magnitude")
+    assert len(steps) == count
     assert steps[-1].target == sparsity
 
 
 def test_stages_and_kind(model: Net) -> None:
-    steps: list[PruneStep] = []
-    run(model, unlabelled(), 0.6, stages=3, kind="linear", method="magnitude", on_stage=steps.append)
+    steps = stages(model, unlabelled(), 0.6, stages=2, method="magnitude")
+    assert [step.target for step in steps] == pytest.approx([1 - 0.4**0.5, 0.6])
+    steps = stages(model, unlabelled(), fishleg.schedule("linear", 0.6, 3), method="magnitude")
     assert [step.target for step in steps] == pytest.approx([0.2, 0.4, 0.6])
-    steps.clear()
-    run(model, unlabelled(), 0.6, mode="one-shot", method="magnitude", on_stage=steps.append)
+    steps = stages(model, unlabelled(), 0.6, mode="one-shot", method="magnitude")
     assert [step.target for step in steps] == [0.6]
 
 
 @pytest.mark.parametrize("mode", ["staged", "gradual"])
 def test_a_list_is_the_schedule(mode: str, model: Net) -> None:
-    steps: list[PruneStep] = []
     tuning = SHORT if mode == "gradual" else None
-    sparse = run(model, labelled(), [0.2, 0.3, 0.75], mode=mode, tuning=tuning, on_stage=steps.append)
+    steps = stages(model, labelled(), [0.2, 0.3, 0.75], mode=mode, fine_tuning=tuning, inplace=True)
     assert [step.target for step in steps] == [0.2, 0.3, 0.75]
-    assert zeros(sparse) == round(0.75 * TOTAL)
+    assert zeros(model) == round(0.75 * TOTAL)
 
 
 def test_default_sparsity(model: Net) -> None:
@@ -157,7 +162,7 @@ def test_default_sparsity(model: Net) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_n_of_m_is_reached_by_default(mode: str, pattern: str, model: Net) -> None:
     tuning = SHORT if mode == "gradual" else None
-    sparse = run(model, labelled(), pattern=pattern, mode=mode, tuning=tuning)
+    sparse = run(model, labelled(), pattern=pattern, mode=mode, fine_tuning=tuning)
     for name in COUNTS:
         kept = (sparse.get_parameter(name) != 0).view(-1, 4).sum(1)
         assert bool((kept == int(pattern[0])).all()), name
@@ -174,7 +179,7 @@ def test_options_reach_the_surgeon(model: Net) -> None:
 def test_the_pattern_may_come_with_the_options(model: Net) -> None:
     """Options as one object mean the same as its fields."""
     options = PruningOptions(pattern="2:4", samples=16, sub_batch=8)
-    sparse = fishleg.prune(model, unlabelled(), options=options, progress=lambda line: None)
+    sparse = fishleg.prune(model, unlabelled(), options=options, progress=quiet)
     assert zeros(sparse) == TOTAL // 2
 
 
@@ -183,7 +188,7 @@ def test_training_helps(model: Net) -> None:
     """The same sparsities with and without training; the loss on the training batches."""
     tuning = FineTuningOptions(steps=40)
     alone = run(model, labelled(), [0.5, 0.8])
-    tuned = run(model, labelled(), [0.5, 0.8], mode="gradual", tuning=tuning)
+    tuned = run(model, labelled(), [0.5, 0.8], mode="gradual", fine_tuning=tuning)
 
     @torch.no_grad()
     def loss(model: nn.Module) -> float:
@@ -195,7 +200,7 @@ def test_training_helps(model: Net) -> None:
 def test_a_loader_of_its_own_for_training(model: Net) -> None:
     """Calibration without labels, training with: possible only if each is used for its purpose."""
     calibration = unlabelled()
-    sparse = run(model, calibration, 0.5, mode="gradual", tuning=SHORT, train_loader=labelled())
+    sparse = run(model, calibration, 0.5, mode="gradual", fine_tuning=SHORT, train_loader=labelled())
     assert zeros(sparse) == round(0.5 * TOTAL)
 
 
@@ -203,14 +208,14 @@ def test_a_loader_of_its_own_for_training(model: Net) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_unlabelled_data(mode: str, model: Net) -> None:
     tuning = FineTuningOptions(steps=3, distill=True) if mode == "gradual" else None
-    assert zeros(run(model, unlabelled(), 0.5, mode=mode, tuning=tuning)) == round(0.5 * TOTAL)
+    assert zeros(run(model, unlabelled(), 0.5, mode=mode, fine_tuning=tuning)) == round(0.5 * TOTAL)
 
 
 @pytest.mark.parametrize("mode", ["staged", "gradual"])
 def test_same_seed_same_model(mode: str, model: Net) -> None:
     tuning = SHORT if mode == "gradual" else None
     a, b, c = (
-        state_copy(run(model, labelled(), [0.3, 0.6], mode=mode, tuning=tuning, seed=seed))
+        state_copy(run(model, labelled(), [0.3, 0.6], mode=mode, fine_tuning=tuning, seed=seed))
         for seed in (3, 3, 4)
     )
     assert identical(a, b)
@@ -219,7 +224,12 @@ def test_same_seed_same_model(mode: str, model: Net) -> None:
 
 def test_a_line_per_stage(model: Net, capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
-    run(model, unlabelled(), [0.25, 0.5], progress=lines.append)
+
+    def note(event: Event) -> None:
+        if line := str(event):
+            lines.append(line)
+
+    run(model, unlabelled(), [0.25, 0.5], progress=note)
     assert capsys.readouterr() == ("", "")
     for i, (line, percent) in enumerate(zip(lines[:-1], ("25.0%", "50.0%"), strict=True)):
         pattern = rf"\[{i + 1}/2\] sparsity {percent}: KL of this step predicted [\d.e-]+, measured [\d.e-]+"
@@ -227,14 +237,14 @@ def test_a_line_per_stage(model: Net, capsys: pytest.CaptureFixture[str]) -> Non
     done = r"done: 50.0% of the prunable weights removed; KL to the dense model's outputs [\d.e-]+ on the .*"
     assert re.fullmatch(done, lines[-1])
     lines.clear()
-    run(model, unlabelled(), [0.25, 0.5], progress=lines.append, measure_batches=0)
+    run(model, unlabelled(), [0.25, 0.5], progress=note, measure_batches=0)
     assert len(lines) == 3
     assert lines[-1] == "done: 50.0% of the prunable weights removed"
     assert not any("measured" in line for line in lines)
 
 
 def test_lines_of_training_on_standard_error(model: Net, capsys: pytest.CaptureFixture[str]) -> None:
-    run(model, labelled(), [0.25, 0.5], mode="gradual", tuning=SHORT, progress=None)
+    run(model, labelled(), [0.25, 0.5], mode="gradual", fine_tuning=SHORT, progress=None)
     out, err = capsys.readouterr()
     assert out == ""
     starts = [line.split(":")[0] for line in err.splitlines()]
@@ -268,10 +278,10 @@ def test_token_level_transformer(mode: str) -> None:
         labels = (tokens % 5).masked_fill(torch.rand(16, 6) < 0.4, -100)
         batches.append((tokens, labels))
     tuning = SHORT if mode == "gradual" else None
-    steps: list[PruneStep] = []
-    sparse = run(
-        model, batches, 0.5, likelihood=Categorical(), mode=mode, tuning=tuning,
-        exclude=["^embed", "^head"], on_stage=steps.append,
+    sparse = copy.deepcopy(model)
+    steps = stages(
+        sparse, batches, 0.5, likelihood=Categorical(), mode=mode, fine_tuning=tuning,
+        exclude=["^embed", "^head"], inplace=True,
     )  # fmt: skip
     pruned = [name for name, p in model.named_parameters() if p.dim() > 1 and name.startswith("encoder")]
     assert set(steps[-1].per_layer) == set(pruned)
@@ -312,14 +322,9 @@ Call = Callable[[nn.Module], object]
             "single stage, got stages=2",
         ),
         (
-            lambda m: run(m, labelled(), 0.5, kind="nonsense", mode="one-shot", inplace=True),
-            "single stage, got kind='nonsense'",
-        ),
-        (
             lambda m: run(m, labelled(), 0.5, train_loader=labelled(), inplace=True),
             "train_loader needs mode=",
         ),
-        (lambda m: run(m, labelled(), 0.5, kind="magic", inplace=True), "schedule must be .*, got 'magic'"),
         (lambda m: run(m, labelled(), 0.7, pattern="2:4", stages=1, inplace=True), "0.5 at most, got 0.7"),
         (lambda m: run(m, labelled(), pattern="best", inplace=True), "pattern must be .*, got 'best'"),
         (
@@ -327,11 +332,11 @@ Call = Callable[[nn.Module], object]
             "mode must be one of staged, one-shot, gradual, got 'iterative'",
         ),
         (
-            lambda m: run(m, labelled(), 0.5, tuning=SHORT, inplace=True),
-            "tuning needs mode='gradual', got mode='staged'",
+            lambda m: run(m, labelled(), 0.5, fine_tuning=SHORT, inplace=True),
+            "fine_tuning needs mode='gradual', got mode='staged'",
         ),
         (
-            lambda m: run(m, unlabelled(), 0.5, mode="gradual", tuning=SHORT, inplace=True),
+            lambda m: run(m, unlabelled(), 0.5, mode="gradual", fine_tuning=SHORT, inplace=True),
             r"needs \(inputs, targets\) from the loader, or distillation",
         ),
         (lambda m: run(m, [], 0.5, inplace=True), "the loader is empty"),
@@ -359,9 +364,28 @@ def test_inputs_that_are_not_finite_never_reach_the_statistics(method: str) -> N
     assert identical(dict(model.state_dict()), before)
 
 
-def test_unknown_option(model: Net) -> None:
+def test_unknown_keyword(model: Net) -> None:
     with pytest.raises(TypeError, match="sparsityy"):
-        run(model, labelled(), sparsityy=0.5)
+        fishleg.prune(model, labelled(), sparsityy=0.5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"pattern": "2:4"}, "pattern"),
+        ({"method": "magnitude", "exclude": ["^4"]}, "method, exclude"),
+    ],
+)
+def test_options_and_short_keywords_exclude_each_other(given: dict[str, Any], names: str, model: Net) -> None:
+    with pytest.raises(OptionError, match=f"pass either options or {names}, got both"):
+        fishleg.prune(model, labelled(), 0.5, options=PruningOptions(), progress=quiet, **given)
+
+
+def test_short_keywords_mean_the_same_as_options(model: Net) -> None:
+    given: dict[str, Any] = {"pattern": "2:4", "method": "magnitude", "exclude": ["^4"]}
+    short = fishleg.prune(model, unlabelled(), progress=quiet, **given)
+    long = fishleg.prune(model, unlabelled(), progress=quiet, options=PruningOptions(**given))
+    assert identical(dict(short.state_dict()), dict(long.state_dict()))
 
 
 def test_a_copy_of_a_copy(model: Net) -> None:
@@ -393,16 +417,7 @@ def test_the_seed_covers_shuffling_and_dropout(own: bool) -> None:
     for noise in (0, 1):
         generator.manual_seed(noise)
         before = generator.get_state()
-        sparse = fishleg.prune(
-            model,
-            loader,
-            0.5,
-            options=PruningOptions(samples=8),
-            mode="gradual",
-            stages=2,
-            fine_tuning=tuning,
-            progress=lambda line: None,
-        )
+        sparse = prune_with(model, loader, 0.5, samples=8, mode="gradual", stages=2, fine_tuning=tuning)
         assert torch.equal(generator.get_state(), before)
         results.append(sparse.state_dict())
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())

@@ -19,6 +19,8 @@ from helpers import (
     net_6_10_4,
     net_8_16_4,
     prune_by_magnitude,
+    prune_with,
+    quick_prune,
     quiet,
     train_8,
     training_batches,
@@ -30,7 +32,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fishleg
 from fishleg import FineTuningOptions, PruningOptions, Surgeon
-from fishleg.pruning import api
+from fishleg.pruning import Event, Pruned, StageDone
+
+MAGNITUDE = PruningOptions(method="magnitude")
 
 CONTEXTS: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
@@ -41,28 +45,22 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("mode", ["staged", "gradual"])
 def test_the_callers_context_changes_nothing(context: str, mode: str) -> None:
-    options: dict[str, Any] = {"mode": mode, "progress": quiet, **QUICK}
+    options: dict[str, Any] = {"mode": mode, **QUICK}
     if mode == "gradual":
-        options |= {"stages": 1, "tuning": FineTuningOptions(steps=3, refine=1)}
-    plain = fishleg.prune(net_6_10_4(nn.Tanh), labelled_6(), 0.5, options=PruningOptions(**options))
+        options |= {"stages": 1, "refine_steps": 1, "fine_tuning": FineTuningOptions(steps=3)}
+    plain = prune_with(net_6_10_4(nn.Tanh), labelled_6(), 0.5, **options)
     with CONTEXTS[context]():
-        inside = fishleg.prune(net_6_10_4(nn.Tanh), labelled_6(), 0.5, options=PruningOptions(**options))
+        inside = prune_with(net_6_10_4(nn.Tanh), labelled_6(), 0.5, **options)
     for a, b in zip(plain.parameters(), inside.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_magnitude_predicts_no_loss() -> None:
-    lines: list[str] = []
-    fishleg.prune(
-        net_6_10_4(nn.Tanh),
-        inputs_6(),
-        0.5,
-        options=PruningOptions(**QUICK, method="magnitude"),
-        mode="one-shot",
-        progress=lines.append,
-    )
-    assert "KL of this step measured" in lines[0]
-    assert "predicted" not in lines[0]
+    events: list[Event] = []
+    quick_prune(net_6_10_4(nn.Tanh), inputs_6(), method="magnitude", mode="one-shot", progress=events.append)
+    (line,) = [str(event) for event in events if isinstance(event, Pruned)]
+    assert "KL of this step measured" in line
+    assert "predicted" not in line
 
 
 def test_a_model_that_cannot_be_copied_says_why() -> None:
@@ -92,10 +90,10 @@ def test_options_that_are_none_are_the_usual_ones() -> None:
 def test_a_target_that_the_model_is_beyond_is_refused(
     sparsity: float | None, pattern: str, again: float | list[float] | None, told: str
 ) -> None:
-    options: dict[str, Any] = {"method": "magnitude", "pattern": pattern, "progress": quiet}
-    sparse = fishleg.prune(net_8_16_4(), inputs_8(3), sparsity, options=PruningOptions(**options))
+    options: dict[str, Any] = {"method": "magnitude", "pattern": pattern}
+    sparse = prune_with(net_8_16_4(), inputs_8(3), sparsity, **options)
     with pytest.raises(ValueError, match=told):
-        fishleg.prune(sparse, inputs_8(3), again, options=PruningOptions(**options))
+        prune_with(sparse, inputs_8(3), again, **options)
 
 
 def test_another_pattern_or_a_little_more_is_not_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,12 +103,10 @@ def test_another_pattern_or_a_little_more_is_not_refused(caplog: pytest.LogCaptu
     assert all(bool((w.view(-1, 4).sum(1) >= 2).all()) for w in zeros_of(strict).values())
     prune_by_magnitude(sparse, 0.5, pattern="rows")
     caplog.clear()
-    surgeon = Surgeon(
-        prune_by_magnitude(net_8_16_4(), 0.9), inputs_8(3), options=PruningOptions(method="magnitude")
-    )
-    optimizer = torch.optim.SGD(surgeon.model.parameters(), lr=0.1)
+    sparse = prune_by_magnitude(net_8_16_4(), 0.9)
+    optimizer = torch.optim.SGD(sparse.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"0\.5 \(pattern global\) removes nothing"):
-        fishleg.attach(surgeon, optimizer, [0.5, 0.95], every=1)
+        fishleg.attach(sparse, inputs_8(3), optimizer, [0.5, 0.95], every=1, options=MAGNITUDE)
     assert not optimizer._optimizer_step_post_hooks
 
 
@@ -120,24 +116,24 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
         assert (
             int(sum(zero.sum() for zero in zeros_of(prune_by_magnitude(net_8_16_4(), half)).values())) == 96
         )
-        surgeon = Surgeon(net_8_16_4(), inputs_8(3), options=PruningOptions(method="magnitude"))
+        surgeon = Surgeon(net_8_16_4(), inputs_8(3), options=MAGNITUDE)
         assert type(surgeon.prune(half).target) is float
         assert fishleg.schedule("cubic", half, 2)[-1] == 0.5
     several = np.linspace(0.2, 0.5, 3, dtype=np.float32)
     sparse = fishleg.prune(net_8_16_4(), inputs_8(3), several, method="magnitude", progress=quiet)
     assert int(sum(zero.sum() for zero in zeros_of(sparse).values())) == 96
-    surgeon = Surgeon(net_8_16_4(), inputs_8(3), options=PruningOptions(method="magnitude"))
-    optimizer = torch.optim.SGD(surgeon.model.parameters(), lr=0.1)
-    fishleg.attach(surgeon, optimizer, several, every=1)
-    train_8(surgeon.model, optimizer)
-    assert [step.target for step in surgeon.history] == several.tolist()
+    model = net_8_16_4()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = fishleg.attach(model, inputs_8(3), optimizer, several, every=1, options=MAGNITUDE)
+    train_8(model, optimizer)
+    assert [step.target for step in attached.session.surgeon.history] == several.tolist()
     with pytest.raises(ValueError, match=r"sparsity must be in \(0, 1\), got '0\.5'"):
         surgeon.prune("0.5")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"sparsity must be in \(0, 1\), got 90"):
         fishleg.prune(net_8_16_4(), inputs_8(3), np.int64(90))
 
 
-def test_a_model_that_cannot_be_copied_is_told_whatever_the_reason() -> None:
+def test_a_model_that_cannot_be_copied_is_refused_whatever_the_reason() -> None:
     model = net_8_16_4()
     model.lock = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"cannot be copied \(TypeError: cannot pickle .*inplace=True"):
@@ -145,7 +141,7 @@ def test_a_model_that_cannot_be_copied_is_told_whatever_the_reason() -> None:
     prune_by_magnitude(model, 0.5, inplace=True)
 
 
-def test_what_a_step_is_measured_on_is_not_what_q_learns_from_first() -> None:
+def test_a_step_is_measured_on_other_batches_than_q_learns_from() -> None:
     x = torch.arange(512.0).unsqueeze(1).expand(-1, 8) / 512
     loader = DataLoader(TensorDataset(x), batch_size=8, shuffle=True)
     drawn: list[Tensor] = []
@@ -172,9 +168,9 @@ def test_what_a_step_is_measured_on_is_not_what_q_learns_from_first() -> None:
 def test_a_pruned_model_is_pruned_on_from_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     sparse = fishleg.prune(net_8_16_4(), inputs_8(), 0.6, method="magnitude", progress=quiet)
-    lines: list[str] = []
-    most = fishleg.prune(sparse, inputs_8(), 0.8, method="magnitude", progress=lines.append)
-    reached = [float(line.split("sparsity ")[1].split("%")[0]) for line in lines[:-1]]
+    events: list[Event] = []
+    most = fishleg.prune(sparse, inputs_8(), 0.8, method="magnitude", progress=events.append)
+    reached = [round(100 * event.step.sparsity, 1) for event in events if isinstance(event, StageDone)]
     assert len(reached) == 3
     assert all(a < b for a, b in itertools.pairwise([60.0, *reached]))
     assert reached[-1] == 80.2  # 154 of 192
@@ -186,7 +182,7 @@ def test_few_rows_and_many_stages() -> None:
     """Two stages may round to the same number of rows."""
     model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4))
     data = [x for x, _ in training_batches()]
-    sparse = api.prune(model, data, 0.9, pattern="rows", progress=lambda _: None, **QUICKER)
+    sparse = prune_with(model, data, 0.9, pattern="rows", **QUICKER)
     assert int((sparse[0].weight != 0).any(1).sum()) == 1
     surgeon = Surgeon(model, data, options=PruningOptions(**QUICKER))
     surgeon.prune(0.5)

@@ -46,7 +46,7 @@ def test_other_schedules_by_hand() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: schedule("sine", 0.5, 3), "exponential, cubic, linear or one-shot, got 'sine'"),
+        (lambda: schedule("sine", 0.5, 3), "exponential, cubic, linear, one-shot, got 'sine'"),
         (lambda: schedule("linear", 0.5, 0), "at least 1 step, got 0"),
         (lambda: schedule("linear", 1.0, 3), "start < target < 1, got 0.0 and 1.0"),
         (lambda: schedule("linear", 0.4, 3, start=0.5), "start < target < 1, got 0.5 and 0.4"),

@@ -1,337 +1,269 @@
-"""Pruning with training in between: zeros last, Q goes on learning, and nothing else is touched."""
+"""The session: its events in order, what it decides, and going on from a saved state."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from helpers import (
-    DIGITS_WEIGHTS,
-    QUICK,
-    QUICK_DIGITS,
-    QUICKER,
-    SHORT_TRAINING,
-    Batch,
-    changed,
-    labelled_6,
-    labelled_8,
-    net_6_10_4,
-    net_6_12_8,
-    net_8_16_4,
-    quiet,
-    state_copy,
-    training_batches,
-)
+from helpers import QUICK, inputs_6, inputs_8, labelled_6, net_8_16_4, state_copy
 from oracles import identical
 from torch import Tensor, nn
 
-import fishleg
-from fishleg import AuxiliaryOptions, FineTuningOptions, PruningOptions, Surgeon, attach
-from fishleg.pruning.gradual import Gradual, Progress, gradual
-from fishleg.pruning.surgeon import PruneStep
-from fishleg.pruning.tuning import OPTIMIZERS
-from fishleg.workloads.digits_net import DigitsNet
+from fishleg import Categorical, FineTuningOptions, PruningOptions, PruningSession, Surgeon
+from fishleg.pruning import (
+    Event,
+    Finished,
+    InverseUpdated,
+    Pruned,
+    StageDone,
+    StageStarted,
+    TrainingStep,
+)
+from fishleg.runtime.replay import Replayable
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("method", ["fishleg", "magnitude", "obert"])
-def test_zeros_last_after_every_step(optimizer: str, method: str, model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS, method=method))
-    places: list[Progress] = []
-    pruned: list[dict[str, Tensor]] = []
-    last: dict[str, Tensor] = {}
-
-    def on_prune(step: PruneStep) -> None:
-        assert not model.training
-        for name, mask in surgeon.masks.items():
-            assert not pruned or not bool((mask & ~pruned[-1][name]).any())
-            assert torch.equal(model.get_parameter(name) == 0, ~mask)
-        pruned.append(surgeon.masks)
-        last.update(state_copy(model))
-
-    def on_step(progress: Progress) -> None:
-        assert model.training
-        assert math.isfinite(progress.loss)
-        places.append(progress)
-        for name, mask in surgeon.masks.items():
-            weight = model.get_parameter(name).detach()
-            assert torch.equal(weight == 0, ~mask), name
-            assert not torch.equal(weight, last[name]), name
-        last.update(state_copy(model))
-
-    def on_stage(step: PruneStep) -> None:
-        assert not model.training
-        assert surgeon.masks is pruned[-1]
-
-    tuning = FineTuningOptions(optimizer=optimizer, weight_decay=0.01, **SHORT_TRAINING)
-    steps = gradual(surgeon, [0.4, 0.7], tuning=tuning, on_prune=on_prune, on_step=on_step, on_stage=on_stage)
-    assert steps == surgeon.history
-    assert [step.removed for step in steps] == [
-        round(0.4 * DIGITS_WEIGHTS),
-        round(0.7 * DIGITS_WEIGHTS) - round(0.4 * DIGITS_WEIGHTS),
-    ]
-    zeros = sum(int((p == 0).sum()) for p in model.parameters() if p.dim() > 1)
-    assert zeros == round(0.7 * DIGITS_WEIGHTS)
-    assert [(p.stage, p.step) for p in places] == [(stage, step + 1) for stage in (0, 1) for step in range(4)]
-    assert {(p.stages, p.steps) for p in places} == {(2, 4)}
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+def names(events: list[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
 
 
-@pytest.mark.parametrize("optimizer", ["fishleg", "adam"])
-def test_n_of_m_holds_exactly_at_the_end(optimizer: str, model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS, pattern="2:4"))
-    gradual(surgeon, [0.3, 0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING))
-    assert surgeon.weights.names == ["conv2.weight", "conv3.weight", "linear.weight"]
-    for name in surgeon.weights.names:
-        kept = model.get_parameter(name) != 0
-        assert bool((kept.movedim(1, -1).reshape(-1, 4).sum(1) == 2).all()), name
+def net_with_norm() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
 
 
-def test_rows_keep_their_bias_at_zero() -> None:
-    model = net_6_12_8(4)
-    surgeon = Surgeon(model, training_batches(4), options=PruningOptions(**QUICK_DIGITS, pattern="rows"))
-    gradual(surgeon, [0.25, 0.5], tuning=FineTuningOptions(optimizer="sgd", **SHORT_TRAINING))
-    gone = [~model[i].weight.any(1) for i in (0, 2)]
-    assert int(torch.cat(gone).sum()) == 10
-    assert all(torch.equal(model[i].bias == 0, rows) for i, rows in zip((0, 2), gone, strict=True))
+def test_events_without_training() -> None:
+    session = PruningSession(net_8_16_4(), inputs_8(), options=PruningOptions(**QUICK))
+    events = list(session.run([0.25, 0.5]))
+    stage = ["StageStarted", "InverseUpdated", "Pruned", "StageDone"]
+    assert names(events) == [*stage, *stage, "Finished"]
+    assert [event.stage for event in events] == [1] * 4 + [2] * 5
+    assert {event.stages for event in events} == {2}
+    assert [event.update for event in events if isinstance(event, InverseUpdated)] == ["estimate", "refine"]
+    started = [event for event in events if isinstance(event, StageStarted)]
+    assert [(event.target, event.update) for event in started] == [(0.25, "estimate"), (0.5, "refine")]
+    assert [event.step for event in events if isinstance(event, Pruned)] == session.surgeon.history
+    assert [event.step for event in events if isinstance(event, StageDone)] == session.surgeon.history
+    assert [str(event) != "" for event in events] == [False, False, True, False] * 2 + [True]
 
 
-@pytest.mark.parametrize("optimizer", ["fishleg", "adam"])
-def test_q_is_refined_and_never_restarted(optimizer: str, model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS))
-    seen: list[tuple[object, object, int]] = []
+def test_events_with_training() -> None:
+    tuning = FineTuningOptions(optimizer="sgd", steps=2, lr=0.1)
+    options = PruningOptions(**QUICK, method="diagonal")
+    session = PruningSession(net_with_norm(), labelled_6(), options=options, fine_tuning=tuning)
+    events = list(session.run([0.25, 0.5]))
+    stage = ["StageStarted", "InverseUpdated", "Pruned", "TrainingStep", "TrainingStep", "StageDone"]
+    assert names(events) == [*stage, *stage, "Finished"]
+    assert [event.update for event in events if isinstance(event, InverseUpdated)] == ["estimate"] * 2
+    steps = [event for event in events if isinstance(event, TrainingStep)]
+    assert [(event.stage, event.step, event.steps) for event in steps] == [
+        (1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 2),
+    ]  # fmt: skip
+    assert [event.lr for event in steps] == pytest.approx([0.1, 0.05] * 2)  # a cosine in each stage
 
-    def look(_: object) -> None:
-        assert surgeon.curvature.learning is not None
-        seen.append((surgeon.curvature.learning, surgeon.curvature.inverse, surgeon.curvature.learning.steps))
 
-    tuning = FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING)
-    gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=look, on_stage=look)
-    learning, inverse, _ = seen[0]
-    assert all(a is learning and b is inverse for a, b, _ in seen)
-    assert surgeon.curvature.learning is learning
-    assert surgeon.curvature.learning.inverse is surgeon.curvature.inverse is inverse
-    # 16 samples by fours, and three to refine between three cuts; one auxiliary step every two of training;
-    # three to refine before the next pruning, and again between its cuts
-    assert [steps for _, _, steps in seen] == [4 + 6, 10 + 2, 12 + 3 + 6, 21 + 2]
+def test_an_event_comes_after_what_it_reports() -> None:
+    model = net_8_16_4()
+    before, session = state_copy(model), PruningSession(model, inputs_8(), options=PruningOptions(**QUICK))
+    for event in session.run([0.5]):
+        curvature, pruned = session.surgeon.curvature, bool(session.surgeon.history)
+        if isinstance(event, StageStarted):
+            assert curvature.next_update == event.update == "estimate"
+        elif isinstance(event, InverseUpdated):
+            assert curvature.is_current
+        assert pruned is not isinstance(event, (StageStarted, InverseUpdated))
+        assert identical(dict(model.state_dict()), before) is not pruned
+
+
+@pytest.mark.parametrize("method", ["fishleg", "diagonal", "magnitude"])
+@pytest.mark.parametrize("cuts", [None, 2])
+def test_two_prunings_of_a_surgeon_equal_a_session_of_both(method: str, cuts: int | None) -> None:
+    options = PruningOptions(**QUICK, method=method, cuts=cuts)
+    session = PruningSession(net_8_16_4(), inputs_8(), options=options)
+    list(session.run([0.3, 0.6]))
+    surgeon = Surgeon(net_8_16_4(), inputs_8(), options=options)
+    for sparsity in (0.3, 0.6):
+        surgeon.prune(sparsity)
+    assert identical(dict(session.model.state_dict()), dict(surgeon.model.state_dict()))
+    assert session.surgeon.history == surgeon.history
+    one_by_one = PruningSession(net_8_16_4(), inputs_8(), options=options)
+    for sparsity in (0.3, 0.6):
+        list(one_by_one.stage(sparsity))
+    assert identical(dict(session.model.state_dict()), dict(one_by_one.model.state_dict()))
 
 
 @pytest.mark.parametrize(
-    ("options", "ratio"),
+    ("method", "options", "tuned", "cuts"),
     [
-        ({}, 10.0),
-        ({"pattern": "2:4", "include": ["2"]}, 10.0),
-        ({"exchanges": 0}, 1.0),
-        ({"compensation": "sum"}, 1.0),
-        ({"pattern": "rows"}, 1.0),
-        ({"method": "obert"}, 1.0),
+        ("fishleg", {}, True, 3),
+        ("fishleg", {}, False, 1),
+        ("fishleg", {"refine_steps": 0}, True, 1),
+        ("fishleg", {"cuts": 2, "refine_steps": 1}, False, 2),
+        ("diagonal", {}, True, 1),
+        ("diagonal", {"cuts": 2}, True, 2),
+        ("diagonal", {"cuts": 2}, False, 2),
     ],
 )
-@pytest.mark.parametrize("way", ["gradual", "attach"])
-def test_exchanges_in_a_model_at_rest_go_with_less_damping(
-    options: dict[str, Any], ratio: float, way: str
+def test_the_number_of_cuts(
+    method: str, options: dict[str, Any], tuned: bool, cuts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    still = net_6_12_8(4)
-    moving, data, gammas = copy.deepcopy(still), training_batches(4), []
-    for model in (still, moving):
-        surgeon = Surgeon(model, data, options=PruningOptions(**options, samples=8))
-        if model is moving and way == "gradual":
-            Gradual(surgeon, data, FineTuningOptions(steps=1))
-        elif model is moving:
-            attach(surgeon, torch.optim.SGD(model.parameters(), lr=0.1), [0.5], every=1)
-        surgeon.curvature.estimate(surgeon.masks)
-        gammas.append(surgeon.curvature.gamma)
-    assert gammas[1] == pytest.approx(ratio * gammas[0])
+    tuning = FineTuningOptions(optimizer="sgd", steps=1) if tuned else None
+    chosen = PruningOptions(**QUICK, method=method, **options)
+    session = PruningSession(net_with_norm(), labelled_6(), options=chosen, fine_tuning=tuning)
+    surgeon, targets, updates = session.surgeon, [], []
+    cut, update = surgeon._cut, surgeon.curvature.update
+
+    def noted_update(*given: Any) -> Any:
+        updates.append(surgeon.curvature.next_update)
+        return update(*given)
+
+    monkeypatch.setattr(surgeon, "_cut", lambda q, target: targets.append(target) or cut(q, target))
+    monkeypatch.setattr(surgeon.curvature, "update", noted_update)
+    list(session.run([0.5]))
+    assert targets == pytest.approx([1 - 0.5 ** ((i + 1) / cuts) for i in range(cuts)])
+    between = "refine" if method == "fishleg" else "estimate"
+    assert [action for action in updates if action != "reuse"] == ["estimate", *[between] * (cuts - 1)]
 
 
-@pytest.mark.parametrize("trains", [False, True])
-def test_a_damping_that_is_asked_for_holds_throughout(trains: bool) -> None:
-    data, gammas = training_batches(4), []
-    model = net_6_12_8(4)
-    for damping in (0.3, 0.6):
-        surgeon = Surgeon(
-            copy.deepcopy(model), data, options=PruningOptions(relative_damping=damping, samples=8)
-        )
-        surgeon.trains = trains
-        surgeon.curvature.estimate(surgeon.masks)
-        gammas.append(surgeon.curvature.gamma)
-    assert gammas[1] == pytest.approx(2 * gammas[0])
+@pytest.mark.parametrize("tuned", [False, True])
+def test_the_last_event_has_the_divergence_from_the_dense_model(tuned: bool) -> None:
+    model, data = net_with_norm().eval(), labelled_6()
+    dense = copy.deepcopy(model)
+    tuning = FineTuningOptions(optimizer="sgd", steps=2) if tuned else None
+    options = PruningOptions(**QUICK, measure_batches=2)
+    session = PruningSession(model, data, options=options, fine_tuning=tuning)
+    *_, finished = session.run([0.3, 0.6])
+    assert isinstance(finished, Finished)
+    assert (finished.sparsity, finished.unit) == (session.surgeon.sparsity, "weights")
+    with torch.no_grad():
+        expected = [float(Categorical().divergence(model(x), dense(x))) for x, _ in data[:2]]
+    assert finished.divergence == pytest.approx(sum(expected) / 2, rel=1e-4)
+    assert f"KL to the dense model's outputs {finished.divergence:.3g}" in str(finished)
 
 
-def test_methods_that_do_not_learn_estimate_afresh(model: DigitsNet, loader: Any) -> None:
-    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS, method="diagonal"))
-    seen: list[object] = []
-    tuning = FineTuningOptions(optimizer="sgd", **SHORT_TRAINING)
-    gradual(surgeon, [0.3, 0.5], tuning=tuning, on_prune=lambda _: seen.append(surgeon.curvature.inverse))
-    assert seen[0] is not seen[1]
-    assert surgeon.curvature.learning is None
+def test_without_measuring_there_is_no_divergence() -> None:
+    options = PruningOptions(**QUICK, measure_batches=0)
+    *_, finished = PruningSession(net_8_16_4(), inputs_8(), options=options).run([0.5])
+    assert isinstance(finished, Finished)
+    assert finished.divergence is None
 
 
-@pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
-def test_vectorised_learning_can_go_on(optimizer: str) -> None:
-    options = AuxiliaryOptions(vectorize=True, groups=4, warm_start=2)
-    surgeon = Surgeon(
-        net_6_12_8(4), training_batches(4), options=PruningOptions(**QUICK_DIGITS, auxiliary=options)
-    )
-    gradual(surgeon, [0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING))
-    assert surgeon.sparsity == 0.5
+class Started:
+    """A session with training batches that can be set to a place; all from the same dense model."""
+
+    def __init__(
+        self, options: PruningOptions, tuning: FineTuningOptions | None, prepare: bool = True
+    ) -> None:
+        self.model = net_with_norm()
+        self.training = Replayable(labelled_6(), 1)
+        self.session = PruningSession(
+            self.model, inputs_6(), options=options, fine_tuning=tuning,
+            train_loader=None if tuning is None else self.training,
+        )  # fmt: skip
+        if prepare:
+            self.session.prepare()
+            self.restart()
+
+    def restart(self) -> None:
+        """Forget the training batches that were looked at."""
+        if self.session.fine_tuner is not None:
+            self.session.fine_tuner.restart_data()
+            self.training.restart()
+
+    def state(self) -> dict[str, Any]:
+        parts = {"model": self.model, "session": self.session, "training": self.training}
+        return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.session.load_state_dict(state["session"])
+        self.restart()
+        self.training.load_state_dict(state["training"])
+
+    def run(self) -> tuple[list[Event], list[dict[str, Any]]]:
+        events, states = [], []
+        for event in self.session.run([0.3, 0.6]):
+            events.append(event)
+            states.append(self.state())
+        return events, states
+
+    def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Any]]:
+        return state_copy(self.model), self.session.surgeon.masks, self.session.surgeon.history
+
+
+def outcomes(events: list[Event]) -> list[Event]:
+    """Events that report a result; the others may come once more when a run goes on."""
+    return [event for event in events if isinstance(event, (Pruned, TrainingStep, Finished))]
+
+
+GRADUAL = [("fishleg", "fishleg"), ("fishleg", "sgd"), ("diagonal", "fishleg"), ("obert", "adam")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
-def test_same_seed_same_result(optimizer: str, trained: DigitsNet, loader: Any) -> None:
-    results = []
-    for seed in (1, 1, 2):
-        model, generator = copy.deepcopy(trained), torch.Generator().manual_seed(seed)
-        surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS), generator=generator)
-        losses: list[float] = []
-        tuning = FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING)
-        gradual(surgeon, [0.3, 0.6], tuning=tuning, on_step=lambda p, losses=losses: losses.append(p.loss))
-        results.append((state_copy(model), surgeon.masks, losses))
-    assert identical(results[0], results[1])
-    assert not identical(results[0], results[2])
+@pytest.mark.parametrize(
+    ("method", "optimizer"), [("fishleg", None), ("diagonal", None), ("magnitude", None), *GRADUAL]
+)
+def test_a_session_goes_on_from_every_event_bit_for_bit(method: str, optimizer: str | None) -> None:
+    options = PruningOptions(samples=8, sub_batch=4, refine_steps=1, method=method)
+    tuning = None if optimizer is None else FineTuningOptions(optimizer=optimizer, steps=2, update_every=1)
+    first = Started(options, tuning)
+    events, states = first.run()
+    kinds = {StageStarted, InverseUpdated, Pruned, StageDone, Finished, *([TrainingStep] if tuning else [])}
+    assert {type(event) for event in events} == kinds
+    for i, (event, state) in enumerate(zip(events, states, strict=True)):
+        resumed = Started(options, tuning)
+        resumed.load(state)
+        later, _ = resumed.run()
+        expected = outcomes(events[i + 1 :]) or [events[-1]]  # a finished run only ends once more
+        assert outcomes(later) == expected, (i, event)
+        assert identical(resumed.result()[:2], first.result()[:2]), (i, event)
+        assert resumed.session.surgeon.history == first.session.surgeon.history
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
-def test_frozen_parameters_and_modes_stay(
-    training: bool, optimizer: str, model: DigitsNet, loader: Any
-) -> None:
-    model.train(training)
-    model.bn1.train(not training)
-    frozen = {"conv2.weight", "bn3.bias"}
-    for name in frozen:
-        model.get_parameter(name).requires_grad_(False)
-    modes, before = [module.training for module in model.modules()], state_copy(model)
-    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS))
-    gradual(
-        surgeon, [0.3, 0.5], tuning=FineTuningOptions(optimizer=optimizer, weight_decay=0.1, **SHORT_TRAINING)
-    )
+def test_a_state_can_be_loaded_without_preparing() -> None:
+    """The place within a stage is not lost; how far the dense model is away is not known, though."""
+    options = PruningOptions(**QUICK, method="magnitude")
+    tuning = FineTuningOptions(optimizer="sgd", steps=3)
+    first = Started(options, tuning)
+    events, states = first.run()
+    at = next(i for i, event in enumerate(events) if isinstance(event, TrainingStep))
+    resumed = Started(options, tuning, prepare=False)
+    resumed.load(states[at])
+    later, _ = resumed.run()
+    assert outcomes(later)[:-1] == outcomes(events[at + 1 :])[:-1]
+    assert identical(resumed.result()[:2], first.result()[:2])
+    assert isinstance(later[-1], Finished)
+    assert later[-1].divergence is None
+
+
+def test_an_unfinished_stage_goes_on_with_its_training() -> None:
+    options = PruningOptions(**QUICK, method="magnitude")
+    tuning = FineTuningOptions(optimizer="sgd", steps=3)
+    first = Started(options, tuning)
+    events, states = first.run()
+    at = next(i for i, event in enumerate(events) if isinstance(event, Pruned))
+    resumed = Started(options, tuning)
+    resumed.load(states[at])
+    assert names(list(resumed.session.stage(0.3))) == ["TrainingStep"] * 3 + ["StageDone"]
+
+
+def test_a_session_in_no_grad_mode() -> None:
+    with torch.no_grad():
+        session = PruningSession(net_8_16_4(), inputs_8(), options=PruningOptions(**QUICK))
+        list(session.run([0.5]))
+    assert session.surgeon.sparsity == 0.5
+
+
+def test_modes_are_restored_when_the_events_are_not_taken_to_the_end() -> None:
+    model = net_with_norm().train()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    session = PruningSession(
+        model, labelled_6(), options=PruningOptions(**QUICK, method="magnitude"),
+        fine_tuning=FineTuningOptions(optimizer="sgd", steps=3),
+    )  # fmt: skip
+    events = session.run([0.5])
+    next(event for event in events if isinstance(event, TrainingStep))
+    events.close()  # type: ignore[attr-defined]
     assert [module.training for module in model.modules()] == modes
-    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
-    parameters = {name for name, _ in model.named_parameters()}
-    assert changed(model, before) & parameters == parameters - frozen
-
-
-@pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
-def test_a_batchnorm_frozen_in_a_training_model_stays(optimizer: str, model: DigitsNet, loader: Any) -> None:
-    model.train()
-    model.bn2.eval()
-    before = state_copy(model)
-    surgeon = Surgeon(model, loader, options=PruningOptions(**QUICK_DIGITS))
-
-    def check(_: object) -> None:
-        assert (model.bn1.training, model.bn2.training) == (True, False)
-
-    gradual(
-        surgeon, [0.3, 0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING), on_step=check
-    )
-    kept = {name for name in before if "bn2.running" in name or "bn2.num" in name}
-    assert len(kept) == 3
-    assert not changed(model, before) & kept
-    assert {"bn1.running_mean", "bn3.running_mean"} <= changed(model, before)
-
-
-@pytest.mark.slow
-def test_modes_are_restored_after_an_error(model: DigitsNet, loader: Any) -> None:
-    def fail(_: object) -> None:
-        raise KeyboardInterrupt
-
-    for training in (True, False):
-        model.train(training)
-        surgeon = Surgeon(model, loader, options=PruningOptions(method="magnitude"))
-        with pytest.raises(KeyboardInterrupt):
-            gradual(surgeon, [0.3], tuning=FineTuningOptions(**SHORT_TRAINING), on_step=fail)
-        assert all(module.training is training for module in model.modules())
-
-
-def test_training_batches_may_come_from_elsewhere(model: DigitsNet, loader: Any) -> None:
-    """The surgeon sees inputs alone; an exact count of training batches says which loader was used."""
-    drawn = []
-
-    class Training:
-        def __iter__(self) -> Iterator[Batch]:
-            for batch in loader:
-                drawn.append(batch)
-                yield batch
-
-    surgeon = Surgeon(model, [x for x, _ in loader], options=PruningOptions(method="magnitude"))
-    gradual(surgeon, [0.5], Training(), FineTuningOptions(optimizer="sgd", steps=6))
-    assert len(drawn) == 6
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("method", ["fishleg", "magnitude"])
-def test_own_forward(optimizer: str, method: str) -> None:
-    batches = [{"features": x, "labels": y} for x, y in training_batches(4)]
-    surgeon = Surgeon(
-        net_6_12_8(4),
-        batches,
-        options=PruningOptions(**QUICK_DIGITS, method=method),
-        forward=lambda m, b: m(b["features"]),
-    )
-    gradual(surgeon, [0.5], tuning=FineTuningOptions(optimizer=optimizer, **SHORT_TRAINING))
-    assert surgeon.sparsity == 0.5
-
-
-@pytest.mark.parametrize(
-    ("sparsities", "message"),
-    [
-        ([], "at least one sparsity, got an empty list"),
-        ([0.5, 0.4], "sparsities must rise, got 0.5 before 0.4"),
-        ([0.5, 1.0], r"sparsity must be in \(0, 1\), got 1.0"),
-    ],
-)
-def test_wrong_schedules_change_nothing(sparsities: list[float], message: str) -> None:
-    model = net_6_12_8(4)
-    before, surgeon = (
-        state_copy(model),
-        Surgeon(model, training_batches(4), options=PruningOptions(**QUICK_DIGITS)),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=message):
-        gradual(surgeon, sparsities, tuning=FineTuningOptions(**SHORT_TRAINING))
-    with pytest.raises(ValueError, match=message):
-        attach(surgeon, optimizer, sparsities, every=1)
-    assert not changed(model, before)
-    assert not optimizer._optimizer_step_post_hooks
-
-
-def test_a_given_inverse_is_no_reason_not_to_train() -> None:
-    surgeon = Surgeon(net_6_10_4(), labelled_6(), options=PruningOptions(**QUICK))
-    q = surgeon.curvature.estimate(surgeon.masks)
-    with Gradual(surgeon, labelled_6(), FineTuningOptions(steps=3)) as run:
-        run.prune(0.5, inverse=q)
-        assert len(list(run.train())) == 3
-
-
-def test_a_schedule_that_cannot_be_met_is_told_before_it_starts() -> None:
-    targets = [0.2, 0.4, 0.6]
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
-    data = [(torch.randn(16, 8), torch.randint(4, (16,)))]
-    surgeon = Surgeon(model, data, options=PruningOptions(**QUICKER, pattern="2:4"))
-    with pytest.raises(ValueError, match=r"sparsity of 0\.5 at most, got 0\.6"):
-        gradual(surgeon, targets)
-    with pytest.raises(ValueError, match=r"sparsity of 0\.5 at most, got 0\.6"):
-        attach(surgeon, torch.optim.SGD(model.parameters(), lr=0.1), targets, every=1)
-    with pytest.raises(ValueError, match=r"sparsity of 0\.5 at most, got 0\.6"):
-        surgeon.staged(targets)
-    assert not surgeon.history
-
-
-def test_zeros_of_excluded_layers_last_too() -> None:
-    sparse = fishleg.prune(
-        net_8_16_4(), labelled_8(), 0.6, method="magnitude", mode="one-shot", progress=quiet
-    )
-    zero = sparse.get_parameter("2.weight") == 0
-    assert bool(zero.any())
-    for optimizer in ("sgd", "fishleg"):
-        again = fishleg.prune(
-            sparse, labelled_8(), 0.8, options=PruningOptions(exclude=["^2"], samples=16), mode="gradual", stages=1, progress=quiet, fine_tuning=FineTuningOptions(optimizer=optimizer, steps=2))  # fmt: skip
-        now = again.get_parameter("2.weight")
-        assert torch.equal(now == 0, zero)
-        assert not torch.equal(now, sparse.get_parameter("2.weight"))  # it was trained

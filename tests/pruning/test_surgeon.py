@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from helpers import QUICK_DIGITS, inputs_6, inputs_8, net_6_12_8, net_8_16_4, state_copy
 from oracles import identical
-from torch import Tensor, nn
+from torch import nn
 
 from fishleg import InverseFisher, PruningOptions, Surgeon
+from fishleg.options.names import METHODS
+from fishleg.pruning.zero_keeper import ZeroKeeper
 from fishleg.workloads.digits import split_digits
 from fishleg.workloads.digits_net import DigitsNet
 
@@ -58,7 +61,7 @@ def test_exact_method_and_every_compensation(compensation: str) -> None:
 
 
 def test_better_compensation_predicts_less_for_the_same_q(model: DigitsNet, images: Any) -> None:
-    q = Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS)).estimate()
+    q = Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS)).update_inverse()
     predicted = []
     for compensation in ("joint", "independent", "none"):
         surgeon = Surgeon(copy.deepcopy(model), images, options=PruningOptions(compensation=compensation))
@@ -92,17 +95,14 @@ def test_zeros_of_a_sparse_model_stay_zero(model: DigitsNet, images: Any) -> Non
 )
 def test_every_pattern_in_stages(pattern: str, reached: int | None, model: DigitsNet, images: Any) -> None:
     surgeon = Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS, pattern=pattern))
-    seen: list[dict[str, Tensor]] = []
-
-    def check(_: object) -> None:
+    steps, seen = [], []
+    for sparsity in (0.2, 0.5):
+        steps.append(surgeon.prune(sparsity))
         for name, mask in surgeon.masks.items():
             assert not bool(model.get_parameter(name)[~mask].any())
             assert not seen or not bool((mask & ~seen[-1][name]).any())
         seen.append(surgeon.masks)
-
-    steps = surgeon.staged([0.2, 0.5], check)
     assert steps == surgeon.history
-    assert len(seen) == 2
     assert steps[0].gamma == steps[1].gamma > 0
     if pattern == "rows":
         rows = [surgeon.masks[name].flatten(1) for name in surgeon.weights.names]
@@ -133,7 +133,7 @@ def test_rows_take_their_bias_along() -> None:
     included = Surgeon(
         net_6_12_8(3), inputs_6(3, 32), options=PruningOptions(pattern="rows", include=[r"4\.weight"])
     )
-    assert included.prunable == ["4.weight"]
+    assert included.weights.names == ["4.weight"]
 
 
 def test_rows_of_unequal_length_are_counted_as_rows() -> None:
@@ -141,7 +141,7 @@ def test_rows_of_unequal_length_are_counted_as_rows() -> None:
     model = nn.Sequential(nn.Linear(4, 30), nn.ReLU(), nn.Linear(30, 10), nn.ReLU(), nn.Linear(10, 3))
     nn.init.normal_(model[2].weight, std=1e-3)
     surgeon = Surgeon(model, [torch.randn(8, 4)], options=PruningOptions(method="magnitude", pattern="rows"))
-    first, second = surgeon.staged([0.2, 0.5])
+    first, second = (surgeon.prune(sparsity) for sparsity in (0.2, 0.5))
     assert (first.sparsity, second.sparsity) == (0.2, 0.5)
     assert first.removed == 8 * 30
     assert first.removed + second.removed == sum(int((~surgeon.masks[f"{i}.weight"]).sum()) for i in (0, 2))
@@ -170,21 +170,22 @@ def test_revived_weights_are_removed_again(model: DigitsNet, images: Any) -> Non
 def test_a_learned_q_is_refined_from_stage_to_stage(model: DigitsNet, images: Any) -> None:
     surgeon = Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS))
     seen = []
-    surgeon.staged(
-        [0.2, 0.4, 0.6], lambda _: seen.append((surgeon.curvature.inverse, surgeon.curvature.learning.steps))
-    )
+    for sparsity in (0.2, 0.4, 0.6):
+        surgeon.prune(sparsity)
+        assert surgeon.curvature.learning is not None
+        seen.append((surgeon.curvature.inverse, surgeon.curvature.learning.steps))
     assert seen[0][0] is seen[1][0] is seen[2][0]
     assert [steps for _, steps in seen] == [4, 6, 8]
 
 
 def test_cuts_are_stages_within_one_step(model: DigitsNet, images: Any) -> None:
     other = copy.deepcopy(model)
-    surgeon, by_hand = (
-        Surgeon(m, images, options=PruningOptions(**QUICK_DIGITS, measure_batches=0)) for m in (model, other)
-    )
-    step = surgeon.prune(0.875, cuts=3, refine=2)
+    options = PruningOptions(**QUICK_DIGITS, measure_batches=0, refine_steps=2)
+    surgeon = Surgeon(model, images, options=replace(options, cuts=3))
+    by_hand = Surgeon(other, images, options=options)
+    step = surgeon.prune(0.875)
     first = by_hand.prune(0.5)
-    rest = [by_hand.prune(sparsity, inverse=by_hand.refine(2)) for sparsity in (0.75, 0.875)]
+    rest = [by_hand.prune(sparsity) for sparsity in (0.75, 0.875)]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     assert (step.target, step.sparsity) == (0.875, rest[-1].sparsity)
     assert step.removed == first.removed + sum(s.removed for s in rest)
@@ -192,10 +193,21 @@ def test_cuts_are_stages_within_one_step(model: DigitsNet, images: Any) -> None:
     assert len(surgeon.history) == 1
 
 
-def test_a_q_that_is_not_learned_cuts_once(model: DigitsNet, images: Any) -> None:
+def test_cuts_of_a_method_that_does_not_learn_estimate_q_between_them(
+    model: DigitsNet, images: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = copy.deepcopy(model)
-    for m, cuts in ((model, 1), (other, 3)):
-        Surgeon(m, images, options=PruningOptions(**QUICK_DIGITS, method="diagonal")).prune(0.8, cuts=cuts)
+    options = PruningOptions(**QUICK_DIGITS, method="diagonal")
+    surgeon, by_hand = (Surgeon(m, images, options=options) for m in (model, other))
+    estimated: list[object] = []
+    estimate = surgeon.curvature.estimate
+    monkeypatch.setattr(
+        surgeon.curvature, "estimate", lambda masks: estimated.append(q := estimate(masks)) or q
+    )
+    surgeon.prune(0.875, cuts=3)
+    assert len(estimated) == 3
+    for sparsity in (0.5, 0.75, 0.875):
+        by_hand.prune(sparsity)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
@@ -203,7 +215,9 @@ def test_a_q_that_is_not_learned_cuts_once(model: DigitsNet, images: Any) -> Non
 def test_learned_q_in_stages_beats_magnitude(trained: DigitsNet, images: Any) -> None:
     magnitude, learned = copy.deepcopy(trained), copy.deepcopy(trained)
     Surgeon(magnitude, images, options=PruningOptions(method="magnitude")).prune(0.8)
-    Surgeon(learned, images, options=PruningOptions(samples=128)).staged([0.4, 0.65, 0.8])
+    surgeon = Surgeon(learned, images, options=PruningOptions(samples=128))
+    for sparsity in (0.4, 0.65, 0.8):
+        surgeon.prune(sparsity)
     assert accuracy(trained) > 0.95
     assert accuracy(learned) > accuracy(trained) - 0.04
     assert accuracy(learned) > accuracy(magnitude) + 0.05
@@ -248,7 +262,8 @@ def test_same_seed_same_result(trained: DigitsNet, images: Any) -> None:
     for seed in (1, 1, 2):
         model, generator = copy.deepcopy(trained), torch.Generator().manual_seed(seed)
         surgeon = Surgeon(model, images, options=PruningOptions(**QUICK_DIGITS), generator=generator)
-        surgeon.staged([0.3, 0.6])
+        for sparsity in (0.3, 0.6):
+            surgeon.prune(sparsity)
         results.append((state_copy(model), surgeon.masks, [step.predicted for step in surgeon.history]))
     assert identical(results[0], results[1])
     assert not identical(results[0], results[2])
@@ -259,7 +274,7 @@ def test_the_bias_of_a_row_without_weights_may_be_compensated() -> None:
     with torch.no_grad():
         model[0].weight[3] = model[0].bias[3] = 0
     surgeon = Surgeon(model, inputs_8(), options=PruningOptions(samples=32))
-    surgeon.note_zeros()
+    keeper = ZeroKeeper(surgeon.weights)
     surgeon.prune(0.5)
     assert surgeon.masks.keys() == {"0.weight", "2.weight"}
-    assert not surgeon.elsewhere
+    assert not keeper.elsewhere

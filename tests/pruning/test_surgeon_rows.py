@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from helpers import QUICK_ROWS, conv_net_with_norms, image_batches
+from helpers import QUICK_ROWS, conv_net_with_norms, image_batches, run_gradually
 from torch import Tensor, nn
 
 from fishleg import (
@@ -15,7 +15,6 @@ from fishleg import (
     PruningOptions,
     Surgeon,
     attach,
-    gradual,
     keep_zeros,
     masks_of,
     prune,
@@ -41,12 +40,13 @@ def check_norms(model: nn.Sequential, count: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["fishleg", "magnitude", "kfac"])
-def test_a_row_takes_its_place_in_the_norm_along_and_can_be_cut_out(method: str) -> None:
+def test_a_removed_row_also_removes_its_entry_of_the_norm(method: str) -> None:
     model = conv_net_with_norms()
     surgeon = Surgeon(
         model, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows", method=method)
     )
-    surgeon.staged([0.25, 0.5])
+    for sparsity in (0.25, 0.5):
+        surgeon.prune(sparsity)
     check_norms(model, 8)
     x = image_batches()[0][0]
     small = shrink(model.eval(), x)
@@ -56,7 +56,7 @@ def test_a_row_takes_its_place_in_the_norm_along_and_can_be_cut_out(method: str)
     assert small[7].in_features == 4 * kept[1]
 
 
-def test_norms_stay_zero_while_training_whoever_trains() -> None:
+def test_norms_stay_zero_under_every_optimizer() -> None:
     def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for x, y in image_batches(2):
             optimizer.zero_grad()
@@ -76,8 +76,8 @@ def test_norms_stay_zero_while_training_whoever_trains() -> None:
     for make in (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), FishLeg):
         model = conv_net_with_norms()
         optimizer = make(model)
-        surgeon = Surgeon(model, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows"))
-        attach(surgeon, optimizer, schedule("linear", 0.5, 2), every=1)
+        options = PruningOptions(**QUICK_ROWS, pattern="rows")
+        attach(model, image_batches(), optimizer, schedule("linear", 0.5, 2), every=1, options=options)
         for _ in range(2):
             train(model.train(), optimizer)
         check_norms(model, 8)
@@ -86,9 +86,10 @@ def test_norms_stay_zero_while_training_whoever_trains() -> None:
 @pytest.mark.parametrize("optimizer", ["fishleg", "sgd"])
 def test_gradual_with_rows(optimizer: str) -> None:
     model = conv_net_with_norms()
-    surgeon = Surgeon(model, image_batches(), options=PruningOptions(**QUICK_ROWS, pattern="rows"))
-    tuning = FineTuningOptions(optimizer=optimizer, epochs=1, cuts=1)
-    gradual(surgeon, [0.25, 0.5], image_batches(), tuning)
+    options = PruningOptions(**QUICK_ROWS, pattern="rows", cuts=1)
+    run_gradually(
+        model, image_batches(), [0.25, 0.5], FineTuningOptions(optimizer=optimizer, epochs=1), options
+    )
     check_norms(model, 8)
     x = image_batches()[0][0]
     assert torch.allclose(shrink(model.eval(), x)(x), model(x), atol=1e-5)

@@ -17,15 +17,16 @@ def test_a_surgeon_goes_on_bit_for_bit_in_stages(size: int) -> None:
     def end(stopped: bool) -> list[Tensor]:
         model, data = net_6_10_4(nn.Tanh), inputs_6(16 // size, size)
         surgeon = Surgeon(model, data, options=PruningOptions(measure_batches=0, samples=32, sub_batch=4))
-        surgeon.staged([0.3])
+        surgeon.prune(0.3)
         if stopped:
             state, weights = surgeon.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
-            surgeon.staged([0.4])  # what goes on in the old one does not touch the state
+            surgeon.prune(0.4)  # what goes on in the old one does not touch the state
             model = net_6_10_4(nn.Tanh)
             model.load_state_dict(weights)
             surgeon = Surgeon(model, data, options=PruningOptions(measure_batches=0, samples=32, sub_batch=4))
             surgeon.load_state_dict(state)
-        surgeon.staged([0.5, 0.6])
+        for sparsity in (0.5, 0.6):
+            surgeon.prune(sparsity)
         return list(model.parameters())
 
     for a, b in zip(end(False), end(True), strict=True):

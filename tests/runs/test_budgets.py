@@ -5,10 +5,11 @@ import torch
 from small_runs import go
 from torch import nn
 
-from fishleg.runs.budgets import Plan, count_macs
 from fishleg.runs.directory import read_record
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import read_events
+from fishleg.runs.macs import count_macs
+from fishleg.runs.plan import Plan
 
 
 @pytest.mark.slow
@@ -34,8 +35,8 @@ def test_max_params_and_max_flops_are_kept(tmp_path):
     _, record = go(tmp_path, max_params=500)
     assert record["nonzero"] <= 500
     assert record["nonzero"] >= 495
-    for exchanges in (0, 12):
-        _, record = go(tmp_path, max_flops="30%", exchanges=exchanges, out=f"exchanges-{exchanges}")
+    for rounds in (0, 12):
+        _, record = go(tmp_path, max_flops="30%", mask_search_rounds=rounds, out=f"rounds-{rounds}")
         assert 0.25 * record["macs_dense"] <= record["macs_sparse"] <= 0.3 * record["macs_dense"]
 
 

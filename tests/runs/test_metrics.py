@@ -29,7 +29,7 @@ def test_evaluator_measures_what_it_says():
 
     accuracy = Evaluator([(x[:4], y[:4]), (x[4:], y[4:])], Categorical())
     assert accuracy(model).metric == pytest.approx(5 / 6)
-    assert accuracy.shown(5 / 6) == "83.33 %"
+    assert accuracy.formatted(5 / 6) == "83.33 %"
     squared = Evaluator([(x, x + 2)], Gaussian())
     assert (squared.name, squared.higher_is_better) == ("mse", False)
     assert squared(model).metric == pytest.approx(4)

@@ -66,12 +66,12 @@ def written_sizes():
     return Written()
 
 
-def test_a_model_that_cannot_be_cut_down_is_told(tmp_path):
+def test_a_model_that_cannot_be_cut_down_gives_a_warning(tmp_path):
     recipe = make_recipe(QUICK_RUN, {"out": "run", "pattern": "rows", "sparsity": 0.5})
     run = runs.start(recipe, base=tmp_path, model=written_sizes())
     record = run.execute()
     assert not (run.directory / "small.safetensors").exists()
-    assert any("no small.safetensors, removed rows stay" in w for w in record["warnings"])
+    assert any("small.safetensors is not written, removed rows stay" in w for w in record["warnings"])
     assert record["status"] == "finished"
 
 
@@ -106,7 +106,7 @@ def test_a_run_leaves_everything_behind(tmp_path):
 
 
 @pytest.mark.slow
-def test_objects_in_hand_instead_of_names(tmp_path):
+def test_a_run_takes_python_objects_instead_of_names(tmp_path):
     model, data = make_model(), Data(loader(), None, loader())
     options = {"model": "mine", "samples": 16, "sub_batch": 8, "sparsity": 0.6, "stages": 2, "out": "run"}
 

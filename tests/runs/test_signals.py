@@ -49,10 +49,10 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path, number):
     run = runs.resume(tmp_path / "run")
     found = run.store.latest()
     assert found is not None
-    assert found[1]["gradual"]["step"] == step["step"]
+    assert found[1]["session"]["fine_tuner"]["step"] == step["step"]
 
 
-def test_signals_stay_the_owners_outside_the_main_thread(tmp_path):
+def test_signal_handlers_stay_unchanged_outside_the_main_thread(tmp_path):
     found = []
     thread = threading.Thread(target=lambda: found.append(go(tmp_path, sparsity=0.5, stages=1)[1]))
     thread.start()

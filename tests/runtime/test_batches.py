@@ -62,7 +62,7 @@ def test_output_tensor(outputs: object) -> None:
     assert output_tensor(outputs) is X
 
 
-def test_slice_cuts_what_has_the_length_of_the_batch() -> None:
+def test_slice_splits_every_part_that_has_the_length_of_the_batch() -> None:
     Point = namedtuple("Point", ["x", "rest"])
     batch = Point(
         X, {"mask": torch.eye(3), "scale": torch.ones(2), "scalar": torch.tensor(1.0), "name": "a", "y": [Y]}
@@ -112,7 +112,7 @@ class Mixed(nn.Module):
         return self.net((mask @ u).mean(1))
 
 
-def test_a_mask_that_comes_first_is_not_cut(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_attention_mask_in_the_first_place_is_not_split(caplog: pytest.LogCaptureFixture) -> None:
     batch = {"mask": torch.ones(5, 5), "u": torch.randn(16, 5, 8)}
     assert batch_size(batch) == 16
     assert slice_batch(batch, 2, 6)["u"].shape == (4, 5, 8)
@@ -138,7 +138,7 @@ def test_the_size_of_a_batch(batch: Any, size: int) -> None:
     assert batch_size(batch) == size
 
 
-def test_targets_of_another_name_are_told() -> None:
+def test_targets_of_another_name_are_refused() -> None:
     batch = {"mask": torch.ones(5, 5), "u": torch.randn(16, 5, 8), "y": torch.ones(16)}
     with pytest.raises(
         ValueError, match=r"takes no argument 'y'.*called labels, label, targets or target.*forward="
@@ -153,7 +153,7 @@ def test_targets_of_another_name_are_told() -> None:
         default_forward(Wrong(), {"x": EXAMPLES_8})
 
 
-def test_texts_are_cut_with_the_rest() -> None:
+def test_lists_of_texts_are_split_with_the_tensors() -> None:
     batch = {"x": torch.arange(4), "text": ["a", "b", "c", "d"], "about": ["two", "words"], "pair": (1, 2)}
     cut = slice_batch(batch, 1, 3)
     assert cut["x"].tolist() == [1, 2]

@@ -10,7 +10,7 @@ from fishleg.runtime.loaders import cycle, sub_batches
 from fishleg.runtime.replay import Replayable
 
 
-def test_sub_batches_cut_in_order_and_start_again() -> None:
+def test_sub_batches_keep_the_order_and_start_again() -> None:
     pieces = sub_batches([torch.arange(5), torch.arange(10, 12)], 2)
     assert [next(pieces).tolist() for _ in range(5)] == [[0, 1], [2, 3], [10, 11], [0, 1], [2, 3]]
     assert next(sub_batches([torch.arange(3)], 8)).tolist() == [0, 1, 2]

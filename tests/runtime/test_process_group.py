@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from fishleg import FineTuningOptions, FishLeg, PruningOptions, Surgeon, gradual
+from fishleg import FineTuningOptions, FishLeg, PruningOptions, PruningSession, Surgeon
 from fishleg.optim.fishleg import ONLINE
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs torch with gloo")
@@ -58,11 +58,15 @@ def work(rank: int, folder: str) -> None:
         found.update({f"{method} mask.{name}": mask.clone() for name, mask in surgeon.masks.items()})
     for optimizer_name in ("fishleg", "sgd"):
         tuned = DistributedDataParallel(network())
-        surgeon = Surgeon(tuned, loader, options=PruningOptions(samples=16, sub_batch=8))
-        tuning = FineTuningOptions(optimizer=optimizer_name, steps=3, update_every=1, refine=2)
-        gradual(surgeon, [0.3, 0.6], loader, tuning)
+        session = PruningSession(
+            tuned,
+            loader,
+            options=PruningOptions(samples=16, sub_batch=8, refine_steps=2),
+            fine_tuning=FineTuningOptions(optimizer=optimizer_name, steps=3, update_every=1),
+        )
+        list(session.run([0.3, 0.6]))
         keep(f"gradual {optimizer_name}", tuned)
-        found[f"{optimizer_name} zeros"] = torch.tensor(surgeon.sparsity)
+        found[f"{optimizer_name} zeros"] = torch.tensor(session.surgeon.sparsity)
     torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -77,7 +81,7 @@ def test_processes_end_with_the_same_model(tmp_path: Path) -> None:
     assert float(first["sgd zeros"]) == pytest.approx(0.6, abs=0.01)
 
 
-def test_a_model_that_is_not_shared_is_told(
+def test_a_model_that_is_not_shared_gives_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from fishleg.runtime import process_group as distributed

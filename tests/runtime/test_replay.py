@@ -80,7 +80,7 @@ def test_global_randomness_is_left_alone():
     assert random.getstate() == before["python"]
 
 
-def test_a_loader_with_hidden_randomness_is_told_of(caplog):
+def test_a_loader_with_hidden_randomness_gives_a_warning(caplog):
     class Hidden:
         def __init__(self, seed):
             self.generator = random.Random(seed)  # not torch's: nobody can seed it from outside

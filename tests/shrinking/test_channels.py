@@ -120,7 +120,7 @@ def test_rows_go_with_the_columns_that_read_them() -> None:
     )
 
 
-def test_rows_that_nobody_reads_go_though_they_are_not_zero() -> None:
+def test_rows_without_a_reader_are_removed_even_if_not_zero() -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     with torch.no_grad():
         model[4].weight[:, 2] = 0  # row 2 of the layer before is not read, nor is what it alone reads
@@ -131,7 +131,7 @@ def test_rows_that_nobody_reads_go_though_they_are_not_zero() -> None:
     )
 
 
-def test_what_is_not_zero_after_all_stays() -> None:
+def test_channels_that_become_nonzero_are_kept() -> None:
     """f(0) ≠ 0, a bias, or BatchNorm's mean or shift."""
     x = torch.randn(4, 5).double()
     sigmoid = nn.Sequential(nn.Linear(5, 8), nn.Sigmoid(), nn.Linear(8, 3))
@@ -297,7 +297,7 @@ def spread(m: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("f", [overwritten, changed_in_a_view, assigned, pooled, rolled, spread])
-def test_what_only_looks_like_zero_is_never_cut(f: Callable[[Any, Tensor], Tensor]) -> None:
+def test_channels_that_are_zero_on_one_batch_only_are_kept(f: Callable[[Any, Tensor], Tensor]) -> None:
     """On the batch that is shown, what is added to the zero rows is zero; on others it is not."""
     model = Lambda(f).double()
     remove(model, "a", [0, 1, 7])
@@ -309,7 +309,7 @@ def test_what_only_looks_like_zero_is_never_cut(f: Callable[[Any, Tensor], Tenso
         shrink(model, shown)
 
 
-def test_moves_that_would_take_other_channels_hold_them() -> None:
+def test_operations_that_move_channels_keep_them() -> None:
     def sliced(m: Any, x: Tensor) -> Tensor:
         return m.o(torch.cat([functional.relu(m.a(x))[:, 2:6], functional.relu(m.b(x))[:, :4]], 1))
 

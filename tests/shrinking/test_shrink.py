@@ -64,7 +64,7 @@ class Depends(nn.Module):
         return self.a(x) if bool(x.sum() > 0) else self.a(-x)
 
 
-def test_what_cannot_be_done_is_told() -> None:
+def test_models_that_cannot_be_shrunk_are_refused() -> None:
     written = Written()
     remove(written, "conv", [0, 1])
     with pytest.raises(ValueError, match="its code contains a fixed size"):
@@ -105,7 +105,7 @@ def test_all_outputs_stay_and_low_precision_hides_nothing() -> None:
             shrink(wide, torch.randn(2, 6, dtype=dtype))
 
 
-def test_a_branch_that_is_not_taken_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_branch_that_is_not_taken_gives_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def two_heads(m: Any, x: Tensor) -> Any:
         h = functional.relu(m.a(x))
         return (m.o(h), m.b(x)) if m.training else m.o(h)
@@ -117,7 +117,7 @@ def test_a_branch_that_is_not_taken_is_told(caplog: pytest.LogCaptureFixture) ->
     assert "g, b.weight, b.bias did not affect the outputs" in caplog.text
 
 
-def test_a_layer_whose_result_nobody_wants_is_cut_as_well() -> None:
+def test_a_layer_whose_result_is_unused_is_shrunk_too() -> None:
     def unwanted(m: Any, x: Tensor) -> Tensor:
         h = functional.relu(m.a(x))
         h * m.g

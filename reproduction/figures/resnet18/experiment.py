@@ -75,7 +75,7 @@ def paper_preset(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     tiny, beta = config.dataset == "tiny-imagenet", 0.9
     auxiliary = AuxiliaryOptions(
-        estimator="probe", lr=1e-6 if tiny else 1e-5, betas=(0.9, 0.999), precondition=True
+        estimator="probe", groups=1, lr=1e-6 if tiny else 1e-5, betas=(0.9, 0.999), precondition=True
     )
     surgery = {
         "gamma": 1.0 if tiny else 1e-3, "scale": 1.0 if tiny else 10.0, "structure": "scaled-kronecker",

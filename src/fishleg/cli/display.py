@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel on a terminal, plain lines elsewhere."""
+"""The progress of a run on the terminal: a live panel, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from fishleg.runs.events import Event, Listener
 def make_display(
     unit: str, metric: str, stream: TextIO | None = None, *, live: bool | None = None
 ) -> Listener:
-    """Live where the stream is a terminal and rich is installed (or as `live` says), else plain."""
+    """Make a display of the progress.
+
+    Args:
+        unit: The unit of the metric: "%" or "".
+        metric: The name of the metric.
+        stream: Where to write; default: standard error.
+        live: Whether to show a live panel, which needs rich; default: if the stream is a terminal.
+
+    Returns:
+        A live panel, or a display of plain lines.
+    """
     stream = stream or sys.stderr
     if live is None:
         live = stream.isatty()
@@ -20,123 +30,173 @@ def make_display(
         try:
             import rich  # noqa: F401
 
-            return LiveDisplay(Story(unit, metric), stream)
+            return LiveDisplay(Progress(unit, metric), stream)
         except ImportError:
             pass
-    return PlainDisplay(Story(unit, metric), stream)
+    return PlainDisplay(Progress(unit, metric), stream)
 
 
-class Story:
-    """The state of a run in words, kept up to date by events."""
+class Progress:
+    """The progress of a run, updated by its events.
+
+    Args:
+        unit: The unit of the metric: "%" or "".
+        metric: The name of the metric.
+
+    Attributes:
+        latest: The latest value of each entry of the events.
+        phase: What the run does now, in words.
+        fraction: The finished fraction of the run, in [0, 1].
+    """
 
     def __init__(self, unit: str, metric: str) -> None:
         self.unit, self.name = unit, metric
-        self.now: dict[str, Any] = {}
+        self.latest: dict[str, Any] = {}
         self.phase = "starting"
-        self.started = time.monotonic()
-        self.fraction = 0.0  # of the whole run
-        self.began_at = 0.0
+        self.fraction = 0.0
+        self._started = time.monotonic()
+        self._fraction_at_start = 0.0  # above 0 in a resumed run
 
-    def value(self, metric: float | None) -> str:
-        """The metric for people."""
+    def formatted(self, metric: float | None) -> str:
+        """Return a value of the metric as text with its unit.
+
+        Args:
+            metric: The value; None: unknown.
+
+        Returns:
+            For instance "98.20 %".
+        """
         if metric is None:
             return "?"
         return f"{100 * metric:.2f} %" if self.unit == "%" else f"{metric:.4g}"
 
-    def take(self, event: Event) -> str | None:
-        """Note an event; the plain line for it, if it deserves one."""
+    def update(self, event: Event) -> str | None:
+        """Take account of an event.
+
+        Args:
+            event: The event.
+
+        Returns:
+            A line that describes it, or None if it deserves no line.
+        """
         kind = event["event"]
-        # of Q's learning only its health is shown: its step and loss are not those of the run
-        shown = ("gauge",) if kind == "q" else tuple(event)
-        self.now |= {k: event[k] for k in shown if event.get(k) is not None}
-        stage, stages = event.get("stage", 0), event.get("stages")
-        place = f"[{stage}/{stages}]" if stages else f"[{stage}]"
-        if kind == "start":
-            dense = f"dense {self.name} {self.value(event.get('metric'))}"
-            return f"{dense}, {event.get('prunable', 0):,} prunable weights, {stages or '?'} stages"
-        if kind == "resume":
-            self.fraction = self.began_at = event.get("fraction", 0.0)
-            return (
-                f"going on at sparsity {event.get('sparsity', 0):.1%} (checkpoint {event.get('checkpoint')})"
-            )
-        if kind == "q":
-            self.phase = {"estimate": "learning Q", "refine": "refining Q"}.get(
-                event.get("phase", ""), self.phase
-            )
-            if event["step"] == 1 and event.get("phase") == "estimate":
-                return "learning Q ..."
-        elif kind == "prune":
-            self.phase = "pruning"
-            measured = event.get("measured")
-            told = "" if measured is None else f", measured {measured:.3g}"
-            reached = f"{place} sparsity {event['sparsity']:.1%}"
-            predicted = event.get("predicted")
-            foreseen = "" if predicted is None else f" predicted {predicted:.3g}"
-            return f"{reached}: loss increase{foreseen}{told}" if foreseen or told else reached
-        elif kind == "train":
-            self.phase = "training"
-            self._progress(stage, stages, event["step"] / event["steps"])
-            if event["step"] in (1, event["steps"]) or event["step"] % 100 == 0:
-                left = self.left()
-                return f"{place} step {event['step']}/{event['steps']}: loss {event['loss']:.4f}{left}"
-        elif kind == "stage":
-            self._progress(stage, stages, 1.0)
-            reached = f"{place} sparsity {event['sparsity']:.1%}"
-            return f"{reached}: {self.name} {self.value(event.get('metric'))}{self.left()}"
-        elif kind == "rollback":
-            return (
-                f"{self.name} {self.value(event.get('metric'))} at {event['sparsity']:.2%} is too bad: back"
-            )
-        elif kind == "checkpoint":
-            return None
-        elif kind in ("warning", "finish"):
+        # of the events of Q's learning only the gauge is kept: step and loss are not those of the run
+        keys = ("gauge",) if kind == "q" else tuple(event)
+        self.latest |= {key: event[key] for key in keys if event.get(key) is not None}
+        if kind in ("warning", "finish"):
             return event.get("message")
-        return None
+        describe = {
+            "start": self._on_start,
+            "resume": self._on_resume,
+            "q": self._on_auxiliary_step,
+            "prune": self._on_prune,
+            "train": self._on_training_step,
+            "stage": self._on_stage,
+            "rollback": self._on_rollback,
+        }.get(kind)
+        return None if describe is None else describe(event)
 
-    def _progress(self, stage: int, stages: int | None, within: float) -> None:
-        if stages:  # else a search, and nobody knows
-            self.fraction = (stage - 1 + within) / stages
+    def _on_start(self, event: Event) -> str:
+        dense = f"dense {self.name} {self.formatted(event.get('metric'))}"
+        return f"{dense}, {event.get('prunable', 0):,} prunable weights, {event.get('stages') or '?'} stages"
 
-    def left(self) -> str:
-        """`, about 3 min left`, once that can be said."""
-        done = self.fraction - self.began_at
+    def _on_resume(self, event: Event) -> str:
+        self.fraction = self._fraction_at_start = event.get("fraction", 0.0)
+        return f"continuing at sparsity {event.get('sparsity', 0):.1%} (checkpoint {event.get('checkpoint')})"
+
+    def _on_auxiliary_step(self, event: Event) -> str | None:
+        phases = {"estimate": "learning Q", "refine": "refining Q"}
+        self.phase = phases.get(event.get("phase", ""), self.phase)
+        return "learning Q ..." if event["step"] == 1 and event.get("phase") == "estimate" else None
+
+    def _on_prune(self, event: Event) -> str:
+        self.phase = "pruning"
+        reached = f"{_stage(event)} sparsity {event['sparsity']:.1%}"
+        predicted, measured = event.get("predicted"), event.get("measured")
+        parts = [] if predicted is None else [f" predicted {predicted:.3g}"]
+        parts += [] if measured is None else [f", measured {measured:.3g}"]
+        return f"{reached}: loss increase{''.join(parts)}" if parts else reached
+
+    def _on_training_step(self, event: Event) -> str | None:
+        self.phase = "training"
+        step, steps = event["step"], event["steps"]
+        self._set_fraction(event, step / steps)
+        if step not in (1, steps) and step % 100:
+            return None
+        return f"{_stage(event)} step {step}/{steps}: loss {event['loss']:.4f}{self.time_left()}"
+
+    def _on_stage(self, event: Event) -> str:
+        self._set_fraction(event, 1.0)
+        reached = f"{_stage(event)} sparsity {event['sparsity']:.1%}"
+        return f"{reached}: {self.name} {self.formatted(event.get('metric'))}{self.time_left()}"
+
+    def _on_rollback(self, event: Event) -> str:
+        result = f"sparsity {event['sparsity']:.2%}: {self.name} {self.formatted(event.get('metric'))}"
+        return f"{result} drops by more than max_drop, going back"
+
+    def _set_fraction(self, event: Event, within: float) -> None:
+        if event.get("stages"):  # in a search the number of stages is unknown
+            self.fraction = (event.get("stage", 0) - 1 + within) / event["stages"]
+
+    @property
+    def seconds(self) -> float:
+        """The time since this process started the run."""
+        return time.monotonic() - self._started
+
+    def time_left(self) -> str:
+        """Return a text such as ", about 3 min left", or "" while too little is finished."""
+        done = self.fraction - self._fraction_at_start
         if done <= 0.02 or self.fraction >= 1:
             return ""
-        seconds = (time.monotonic() - self.started) / done * (1 - self.fraction)
-        return f", about {duration(seconds)} left"
+        return f", about {duration(self.seconds / done * (1 - self.fraction))} left"
+
+
+def _stage(event: Event) -> str:
+    stage, stages = event.get("stage", 0), event.get("stages")
+    return f"[{stage}/{stages}]" if stages else f"[{stage}]"
 
 
 class PlainDisplay:
-    """A line per stage, and every hundredth training step."""
+    """Prints two lines per stage, and one for every hundredth training step.
 
-    def __init__(self, story: Story, stream: TextIO) -> None:
-        self.story, self.stream = story, stream
+    Args:
+        progress: The progress that is shown.
+        stream: Where to write.
+    """
+
+    def __init__(self, progress: Progress, stream: TextIO) -> None:
+        self.progress, self.stream = progress, stream
 
     def event(self, event: Event) -> None:
-        """Print the line, if there is one."""
-        line = self.story.take(event)
+        """Print the line of an event, if it has one."""
+        line = self.progress.update(event)
         if line:
             print(line, file=self.stream, flush=True)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class LiveDisplay:
-    """A panel that is redrawn in place, with the lines of the plain display scrolling above it."""
+    """Shows a panel that is redrawn in place. The lines of the plain display scroll above it.
 
-    def __init__(self, story: Story, stream: TextIO) -> None:
+    Args:
+        progress: The progress that is shown.
+        stream: Where to write.
+    """
+
+    def __init__(self, progress: Progress, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self.story = story
+        self.progress = progress
         self.console = Console(file=stream)
         self.live = Live(self._panel(), console=self.console, refresh_per_second=4, transient=True)
         self.live.start()
 
     def event(self, event: Event) -> None:
-        """Redraw; lines go above the panel."""
-        line = self.story.take(event)
+        """Print the line of an event above the panel, and redraw the panel."""
+        line = self.progress.update(event)
         if line:
             self.live.console.print(line, highlight=False, markup=False)
         self.live.update(self._panel())
@@ -146,51 +206,60 @@ class LiveDisplay:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        story, now = self.story, self.story.now
+        progress, latest = self.progress, self.progress.latest
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="bold")
         grid.add_column()
-        step = (
-            f", step {now.get('step')}/{now['steps']}" if story.phase == "training" and "steps" in now else ""
-        )
-        of = f"/{now['stages']}" if "stages" in now else ""
-        grid.add_row("stage", f"{now.get('stage', 0)}{of} {story.phase}{step}")
-        grid.add_row("sparsity", f"{now.get('sparsity', 0.0):.2%}")
-        grid.add_row(story.name, story.value(now.get("metric")))
-        if "loss" in now:
-            grid.add_row("loss", f"{now['loss']:.4g}")
-        if "predicted" in now:
-            measured = f", measured {now['measured']:.3g}" if "measured" in now else ""
-            grid.add_row("loss increase", f"predicted {now['predicted']:.3g}{measured}")
-        if "gauge" in now:
-            health = "healthy" if abs(now["gauge"]) < 0.05 else "still learning"
-            grid.add_row("Q", f"gauge {now['gauge']:+.3f} ({health})")
-        grid.add_row("time", f"{duration(time.monotonic() - story.started)}{story.left()}")
-        grid.add_row("", ProgressBar(total=1.0, completed=story.fraction, width=40))
+        training = progress.phase == "training" and "steps" in latest
+        step = f", step {latest.get('step')}/{latest['steps']}" if training else ""
+        of = f"/{latest['stages']}" if "stages" in latest else ""
+        grid.add_row("stage", f"{latest.get('stage', 0)}{of} {progress.phase}{step}")
+        grid.add_row("sparsity", f"{latest.get('sparsity', 0.0):.2%}")
+        grid.add_row(progress.name, progress.formatted(latest.get("metric")))
+        if "loss" in latest:
+            grid.add_row("loss", f"{latest['loss']:.4g}")
+        if "predicted" in latest:
+            measured = f", measured {latest['measured']:.3g}" if "measured" in latest else ""
+            grid.add_row("loss increase", f"predicted {latest['predicted']:.3g}{measured}")
+        if "gauge" in latest:
+            verdict = "converged" if abs(latest["gauge"]) < 0.05 else "still learning"
+            grid.add_row("Q", f"gauge {latest['gauge']:+.3f} ({verdict})")
+        grid.add_row("time", f"{duration(progress.seconds)}{progress.time_left()}")
+        grid.add_row("", ProgressBar(total=1.0, completed=progress.fraction, width=40))
         return Panel(grid, title="fishleg", expand=False)
 
     def close(self) -> None:
-        """Leave the terminal clean."""
+        """Remove the panel from the terminal."""
         self.live.stop()
 
 
+class WarningsOnly(Listener):
+    """Prints warnings and nothing else."""
+
+    def event(self, event: Event) -> None:
+        """Print a warning; ignore other events."""
+        if event["event"] == "warning":
+            print(event["message"], file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Do nothing."""
+        return
+
+
 def duration(seconds: float) -> str:
-    """`45 s`, `3 min`, `2 h 5 min`."""
+    """Return a time as text.
+
+    >>> duration(45), duration(200), duration(7500)
+    ('45 s', '3 min', '2 h 5 min')
+
+    Args:
+        seconds: The time in seconds.
+
+    Returns:
+        The time in seconds, minutes or hours.
+    """
     seconds = max(0, round(seconds))
     if seconds < 90:
         return f"{seconds} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-class Warnings(Listener):
-    """What is left where no progress is wanted."""
-
-    def event(self, event: Event) -> None:
-        """Only what the user must know."""
-        if event["event"] == "warning":
-            print(event["message"], file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Nothing is open."""
-        return

@@ -1,4 +1,4 @@
-"""What this machine has, what is missing, and how to get it."""
+"""`fishleg doctor`: what is installed on this machine, what is missing, and how to install it."""
 
 from __future__ import annotations
 
@@ -12,56 +12,58 @@ import torch
 
 from fishleg.runs.describe import environment
 
+_ENOUGH_SPACE = 2**30  # bytes
 _PACKAGES = {
-    "safetensors": ("checkpoints and sparse files", "pip install 'fishleg[cli]'"),
-    "rich": ("the live display", "pip install 'fishleg[cli]'"),
-    "matplotlib": ("pictures (fishleg compare, sensitivity --picture, demo)", "pip install 'fishleg[plot]'"),
-    "yaml": ("YAML recipes", "pip install pyyaml"),
-    "tensorboard": ("--tensorboard", "pip install tensorboard"),
-    "wandb": ("--wandb", "pip install wandb"),
+    "safetensors": ("writes and reads sparse models", "pip install 'fishleg[cli]'"),
+    "rich": ("live display of a run", "pip install 'fishleg[cli]'"),
+    "matplotlib": ("pictures (compare, sensitivity --picture, demo)", "pip install 'fishleg[plot]'"),
+    "yaml": ("recipes in YAML", "pip install pyyaml"),
+    "tensorboard": ("the flag --tensorboard", "pip install tensorboard"),
+    "wandb": ("the flag --wandb", "pip install wandb"),
 }
 
 
 def diagnose() -> list[dict[str, Any]]:
-    """One entry per thing: what it is, whether it is there, what it is for, how to get it."""
-    found: list[dict[str, Any]] = []
-    for name, value in environment().items():
-        found.append({"what": name, "ok": True, "is": value, "hint": ""})
+    """Examine this machine.
+
+    Returns:
+        For each item: its name ("what"), whether it is as needed ("ok"), its state ("is"), and what to do if
+        it is not as needed ("hint").
+    """
+    found = [_item(name, True, value) for name, value in environment().items()]
     devices = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         devices.append("mps")
-    found.append({"what": "devices", "ok": True, "is": ", ".join(devices), "hint": ""})
+    found.append(_item("devices", True, ", ".join(devices)))
     for package, (use, hint) in _PACKAGES.items():
         try:
             importlib.import_module(package)
-            found.append({"what": package, "ok": True, "is": f"there: {use}", "hint": ""})
+            found.append(_item(package, True, f"installed: {use}"))
         except Exception as error:
             reason = "" if isinstance(error, ImportError) else f" ({type(error).__name__}: {error})"
-            found.append({"what": package, "ok": False, "is": f"missing{reason}: {use}", "hint": hint})
-    free = shutil.disk_usage(Path.cwd()).free
-    roomy = free > 2**30
+            found.append(_item(package, False, f"missing{reason}: {use}", hint))
+    here = Path.cwd()
+    free = shutil.disk_usage(here).free
     found.append(
-        {
-            "what": "disk",
-            "ok": roomy,
-            "is": f"{free / 2**30:.1f} GiB free here",
-            "hint": "" if roomy else "make room",
-        }
+        _item("disk", free > _ENOUGH_SPACE, f"{free / 2**30:.1f} GiB free here", "a run may need more space")
     )
-    writable = os.access(Path.cwd(), os.W_OK)
-    found.append(
-        {
-            "what": "directory",
-            "ok": writable,
-            "is": str(Path.cwd()),
-            "hint": "" if writable else "it is read-only",
-        }
-    )
+    found.append(_item("directory", os.access(here, os.W_OK), str(here), "it is read-only: choose another"))
     return found
 
 
+def _item(what: str, ok: bool, state: str, hint: str = "") -> dict[str, Any]:
+    return {"what": what, "ok": ok, "is": state, "hint": "" if ok else hint}
+
+
 def table(found: list[dict[str, Any]]) -> str:
-    """For people."""
+    """Return a table for the terminal.
+
+    Args:
+        found: What `diagnose` returned.
+
+    Returns:
+        A line for each item.
+    """
     width = max(len(entry["what"]) for entry in found)
     lines = []
     for entry in found:

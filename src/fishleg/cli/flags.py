@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fishleg.options.declaration import is_list, plain_types, rule_text
+from fishleg.options.declaration import is_list, plain_types, type_text
 from fishleg.runs.errors import ToolError
 from fishleg.runs.recipe import FIELDS, SECTIONS
 
@@ -154,6 +154,4 @@ def _number(name: str, text: str, declared: dataclasses.Field[Any]) -> int | flo
         hint = ""
         if name == "sparsity" and text.endswith("%") and text[:-1].replace(".", "", 1).isdigit():
             hint = f"; for {text[:-1]} % write {float(text[:-1]) / 100:g}"
-        what = "a number" if declared.metadata["rule"][:1] in ("(", "[") else ""
-        told = f"{what} {rule_text(declared)}".strip()
-        raise ToolError(f"{flag_name(name)} must be {told}, got {text!r}{hint}") from None
+        raise ToolError(f"{flag_name(name)} must be {type_text(declared)}, got {text!r}{hint}") from None

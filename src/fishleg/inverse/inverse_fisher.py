@@ -65,6 +65,7 @@ class InverseFisher(nn.Module):
         block_size: int = 50,
         max_factor_dim: int = 2048,
         split_conv: bool = False,
+        layers: list[Layer] | None = None,
     ) -> InverseFisher:
         """Make one operator per layer of a model, with Q = scale · I.
 
@@ -76,6 +77,7 @@ class InverseFisher(nn.Module):
             max_factor_dim: The largest dimension of a full factor. A larger side is split (convolutions), cut
                 into blocks or made diagonal, with a warning in the log.
             split_conv: Whether every convolution's input side is split into channel ⊗ kernel.
+            layers: The layers of the model; default: they are looked for.
 
         Returns:
             The inverse Fisher matrix, on the devices of the parameters, in float32 or float64.
@@ -91,7 +93,7 @@ class InverseFisher(nn.Module):
             raise ValueError(
                 f"block_size and max_factor_dim must be >= 1, got {block_size} and {max_factor_dim}"
             )
-        layers = find_layers(model)
+        layers = find_layers(model) if layers is None else layers
         if not layers:
             raise ValueError("the model has no trainable parameters (requires_grad is False for all of them)")
         limits = StructureLimits(block_size, max_factor_dim, split_conv)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fishleg.curvature.layers import Layer, find_layers
 from fishleg.curvature.likelihoods import Likelihood
 from fishleg.inverse.auxiliary import Auxiliary, AuxiliaryStats
 from fishleg.inverse.estimators import (
@@ -25,6 +26,7 @@ from fishleg.options import AuxiliaryOptions, PruningOptions
 from fishleg.runtime.batches import Forward, default_forward
 from fishleg.runtime.batchnorm import batch_statistics_mode
 from fishleg.runtime.loaders import sub_batches
+from fishleg.runtime.models import Fingerprint, fingerprint
 from fishleg.runtime.modes import gradients_enabled
 from fishleg.runtime.process_group import broadcast_from_first
 
@@ -40,6 +42,7 @@ class InverseSource:
         likelihood: The distribution of the outputs.
         options: Method, samples, structure and learning of Q. `relative_damping` must be set.
         only: Names of the weights whose Q the rivals estimate; a learned Q covers the whole model.
+        layers: The layers of the model; default: they are looked for.
         forward: How the model is called on a batch.
         generator: The source of random numbers.
         on_step: Receives the statistics of every auxiliary step.
@@ -58,17 +61,20 @@ class InverseSource:
         options: PruningOptions,
         *,
         only: Collection[str] | None = None,
+        layers: list[Layer] | None = None,
         forward: Forward = default_forward,
         generator: torch.Generator | None = None,
         on_step: Callable[[AuxiliaryStats], None] | None = None,
     ) -> None:
         self.model, self.loader, self.likelihood, self.forward = model, loader, likelihood, forward
         self.options, self.only, self.on_step = options, only, on_step
+        self._layers = find_layers(model) if layers is None else layers
         self.generator = generator or torch.Generator().manual_seed(0)
         self.inverse: InverseFisher | None = None
         self.learning: Auxiliary | None = None
         self.gamma = options.gamma
-        self._estimated_at: tuple[list[int], list[float]] | None = None
+        self._estimated_at: Fingerprint | None = None
+        self._before_estimate: dict[str, Any] = {}
 
     @property
     def learns(self) -> bool:
@@ -78,7 +84,7 @@ class InverseSource:
     @property
     def is_current(self) -> bool:
         """Whether there is a Q that was made for the weights as they are now."""
-        return self.inverse is not None and self._estimated_at == self._fingerprint()
+        return self.inverse is not None and self._estimated_at == fingerprint(self.model.parameters())
 
     @property
     def next_update(self) -> str:
@@ -135,12 +141,13 @@ class InverseSource:
             self.learning = self.new_learning(masks)
             self.inverse, gamma = self.learning.inverse, self.learning.gamma
         else:
+            self._before_estimate = {"gamma": self.gamma, "generator": self.generator.get_state()}
             with batch_statistics_mode(self.model) if self.options.batch_statistics else nullcontext():
                 self.inverse, gamma = estimate_inverse(self._problem(masks, self.only))
             broadcast_from_first(self.model, [*self.inverse.parameters(), *self.inverse.buffers()])
         if self.gamma is None and (self.learns or find_method(self.options.method).needs_gamma):
             self.gamma = gamma
-        self._estimated_at = self._fingerprint()
+        self._estimated_at = fingerprint(self.model.parameters())
         return self.inverse
 
     @gradients_enabled()
@@ -189,7 +196,7 @@ class InverseSource:
                 stats = self.learning.try_step(batch)
                 if stats is not None and self.on_step is not None:
                     self.on_step(stats)
-        self._estimated_at = self._fingerprint()
+        self._estimated_at = fingerprint(self.model.parameters())
         return self.learning.inverse
 
     @property
@@ -214,26 +221,23 @@ class InverseSource:
             options = replace(options, gamma=self.gamma)
         return make_problem(
             self.model, self.loader, self.likelihood, options=options, forward=self.forward,
-            generator=self.generator, only=only, masks=masks,
+            generator=self.generator, layers=self._layers, only=only, masks=masks,
         )  # fmt: skip
 
-    def _fingerprint(self) -> tuple[list[int], list[float]]:
-        """Counts of changes in place, which miss changes of `p.data`, and norms, which do not."""
-        parameters = [parameter.detach() for parameter in self.model.parameters()]
-        norms = torch.stack([norm.double().cpu() for norm in torch._foreach_norm(parameters)])
-        return [parameter._version for parameter in self.model.parameters()], norms.tolist()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return γ, the generator's state, and a learned Q with its learning."""
+        """Return γ, the generator's state, and a learned Q with its learning.
+
+        A Q that is not learned is not saved. Where it is current, γ and the generator are those from before
+        its estimate: the next `update` estimates the same Q again.
+        """
         learning = None
         if self.learning is not None:
             learning = {"inverse": self.learning.inverse.state_dict(), "state": self.learning.state_dict()}
-        return {
-            "gamma": self.gamma,
-            "generator": self.generator.get_state(),
-            "learning": learning,
-            "is_current": self.is_current,
-        }
+        is_current = self.is_current
+        state = {"gamma": self.gamma, "generator": self.generator.get_state()}
+        if is_current and learning is None:
+            state.update(self._before_estimate)
+        return {**state, "learning": learning, "is_current": is_current}
 
     def load_state_dict(self, state: Mapping[str, Any], masks: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned, after the model got back its weights.
@@ -249,5 +253,5 @@ class InverseSource:
             self.inverse = self.learning.inverse
             self.inverse.load_state_dict(state["learning"]["inverse"])
             self.learning.load_state_dict(state["learning"]["state"])
-            self._estimated_at = self._fingerprint() if state["is_current"] else None
+            self._estimated_at = fingerprint(self.model.parameters()) if state["is_current"] else None
         self.generator.set_state(state["generator"])

@@ -108,17 +108,8 @@ class FishLeg(Optimizer):
         forward: Forward | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        _require("lr", lr, 0 <= lr < math.inf, ">= 0 and finite")
-        _require("momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
-        _require("weight_decay", weight_decay, weight_decay >= 0, ">= 0")
-        _require(
-            "update_every", update_every, update_every != 0,
-            "> 0 (an auxiliary step in every k-th step) or < 0 (|k| of them in every step)",
-        )  # fmt: skip
-        _require("initial_lr", initial_lr, 0 < initial_lr < math.inf, "> 0 and finite")
-        _require("warmup", warmup, warmup >= 0, ">= 0")
-        _require("step_damping", step_damping, 1 <= step_damping < math.inf, ">= 1 and finite")
-        _require("max_kl", max_kl, max_kl is None or max_kl > 0, "> 0 or None")
+        _check_numbers(lr, momentum, weight_decay, update_every, initial_lr, warmup)
+        self.set_trust_region(max_kl, step_damping)
         self._names = {id(p): name for name, p in model.named_parameters()}
         trainable = [p for p in model.parameters() if p.requires_grad]
         if not trainable:
@@ -128,26 +119,17 @@ class FishLeg(Optimizer):
         if isinstance(auxiliary, Auxiliary):
             if inverse is not None or gamma is not None or forward is not None:
                 raise ValueError("an Auxiliary has its own inverse, gamma and forward; pass none of them")
-            inverse, forward = auxiliary.inverse, auxiliary.forward
-        elif inverse is None:
-            inverse = InverseFisher.from_model(model, "ekfac", scale=initial_lr / lr if lr else 1.0)
-        self.inverse = inverse
-        self._covered = {part for layer in self.inverse.layers.values() for part in layer.names}
-        if isinstance(auxiliary, Auxiliary):
-            self.auxiliary = auxiliary
+            self.auxiliary, forward = auxiliary, auxiliary.forward
         else:
+            if inverse is None:
+                inverse = InverseFisher.from_model(model, "ekfac", scale=initial_lr / lr if lr else 1.0)
             self.auxiliary = Auxiliary(
-                model,
-                self.inverse,
-                likelihood,
-                gamma=gamma,
-                relative_damping=relative_damping,
-                options=auxiliary or ONLINE,
-                forward=forward or replay_call,
-                generator=generator,
-            )
-        self.update_every, self.warmup, self.max_kl = update_every, warmup, max_kl
-        self.step_damping = step_damping
+                model, inverse, likelihood, gamma=gamma, relative_damping=relative_damping,
+                options=auxiliary or ONLINE, forward=forward or replay_call, generator=generator,
+            )  # fmt: skip
+        self.inverse = self.auxiliary.inverse
+        self._covered = {part for layer in self.inverse.layers.values() for part in layer.names}
+        self.update_every, self.warmup = update_every, warmup
         self.clip_gradients = clip_gradients
         self.steps = 0
         self.last_auxiliary: AuxiliaryStats | None = None
@@ -157,6 +139,20 @@ class FishLeg(Optimizer):
         if forward is None:
             hook = model.register_forward_pre_hook(self._recorder, with_kwargs=True)
             weakref.finalize(self, hook.remove).atexit = False  # several optimizers may use one model in turn
+
+    def set_trust_region(self, max_kl: float | None, step_damping: float) -> None:
+        """Change the bound on the steps, for instance as the loss falls.
+
+        Args:
+            max_kl: The largest predicted KL divergence of a step; None: no bound.
+            step_damping: The damping of the steps, in multiples of γ.
+
+        Raises:
+            ValueError: A number is out of its range.
+        """
+        _require("step_damping", step_damping, 1 <= step_damping < math.inf, ">= 1 and finite")
+        _require("max_kl", max_kl, max_kl is None or 0 < max_kl < math.inf, "> 0 and finite, or None")
+        self.max_kl, self.step_damping = max_kl, step_damping
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of the model's parameters, as in any torch optimizer.
@@ -363,6 +359,18 @@ class FishLeg(Optimizer):
         raise TypeError(
             "FishLeg cannot be copied or pickled: create a new one and load this one's state_dict"
         )
+
+
+def _check_numbers(
+    lr: float, momentum: float, weight_decay: float, update_every: int, initial_lr: float, warmup: int
+) -> None:
+    _require("lr", lr, 0 <= lr < math.inf, ">= 0 and finite")
+    _require("momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
+    _require("weight_decay", weight_decay, weight_decay >= 0, ">= 0")
+    rule = "> 0 (an auxiliary step in every k-th step) or < 0 (|k| of them in every step)"
+    _require("update_every", update_every, update_every != 0, rule)
+    _require("initial_lr", initial_lr, 0 < initial_lr < math.inf, "> 0 and finite")
+    _require("warmup", warmup, warmup >= 0, ">= 0")
 
 
 def _require(name: str, value: object, holds: bool, rule: str) -> None:

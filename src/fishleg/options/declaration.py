@@ -56,7 +56,7 @@ def plain_types(field: dataclasses.Field[Any]) -> list[str]:
     Returns:
         Those of `str`, `int`, `float` and `bool` that occur in the annotation, in its order.
     """
-    inner = str(field.type).replace("Sequence[", "").replace("tuple[", "").replace("]", "")
+    inner = _annotation(field).replace("Sequence[", "").replace("tuple[", "").replace("]", "")
     return [part for part in inner.replace(",", "|").replace(" ", "").split("|") if part in _KINDS]
 
 
@@ -69,7 +69,7 @@ def is_list(field: dataclasses.Field[Any]) -> bool:
     Returns:
         True for annotations such as `Sequence[str]` and `tuple[float, float]`.
     """
-    return str(field.type).startswith(("Sequence[", "tuple["))
+    return _annotation(field).startswith(("Sequence[", "tuple["))
 
 
 def is_optional(field: dataclasses.Field[Any]) -> bool:
@@ -81,7 +81,15 @@ def is_optional(field: dataclasses.Field[Any]) -> bool:
     Returns:
         True where the annotation allows None.
     """
-    return "None" in str(field.type)
+    return "None" in _annotation(field)
+
+
+def _annotation(field: dataclasses.Field[Any]) -> str:
+    """Return the annotation of a field as text, also where annotations are evaluated."""
+    if isinstance(field.type, str):
+        return field.type
+    plain = isinstance(field.type, type) and not hasattr(field.type, "__args__")
+    return field.type.__name__ if plain else str(field.type).replace("collections.abc.", "")
 
 
 def rule_text(field: dataclasses.Field[Any]) -> str:
@@ -96,12 +104,32 @@ def rule_text(field: dataclasses.Field[Any]) -> str:
     rule, kinds = field.metadata["rule"], plain_types(field)
     if choices := tuple(field.metadata["choices"]):
         return f"one of {', '.join(choices)}"
-    if rule.startswith(("(", "[")):
-        return f"in {rule}"
-    words = " or ".join(_KINDS[kind] for kind in kinds)
+    within = f"in {rule}" if rule.startswith(("(", "[")) else rule
     if is_list(field):
-        words = "a list of texts" if kinds == ["str"] else "a list of numbers"
-    return f"{words} {rule}".strip()
+        count = _fixed_length(field)
+        words = "a list of texts" if "str" in kinds else f"{count or 'a list of'} numbers"
+        return f"{words} {within}".strip()
+    words = "" if within.startswith("in") else " or ".join(_KINDS[kind] for kind in kinds)
+    return f"{words} {within}".strip()
+
+
+def type_text(field: dataclasses.Field[Any]) -> str:
+    """Return the type and the rule of a field as words, for a value of another type.
+
+    Args:
+        field: A field that was declared with `option`.
+
+    Returns:
+        As `rule_text`, with the type before an interval: `a number in (0, 1)`.
+    """
+    text = rule_text(field)
+    kinds = " or ".join(_KINDS[kind] for kind in plain_types(field))
+    return f"{kinds} {text}" if text.startswith("in ") else text
+
+
+def _fixed_length(field: dataclasses.Field[Any]) -> int | None:
+    """Return the number of values of a field such as `tuple[float, float]`; None: any number."""
+    return len(plain_types(field)) if str(field.type).startswith("tuple[") else None
 
 
 def check_fields(options: Any) -> None:
@@ -142,7 +170,7 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> Any:
         value = value.tolist()
     if not _has_kind(value, kinds):
         raise OptionError(
-            f"{field.name} must be {rule_text(field)}, got {value!r}{_number_hint(value, kinds)}"
+            f"{field.name} must be {type_text(field)}, got {value!r}{_number_hint(value, kinds)}"
         )
     choices = tuple(field.metadata["choices"])
     if choices and value not in choices:
@@ -157,10 +185,12 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _check_list(field: dataclasses.Field[Any], value: Any, kinds: list[str]) -> tuple[Any, ...]:
-    if isinstance(value, str) or not hasattr(value, "__iter__"):
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         raise OptionError(f"{field.name} must be {rule_text(field)}, got {value!r}")
     values = tuple(item.tolist() if hasattr(item, "tolist") else item for item in value)
-    if not all(_has_kind(item, kinds) for item in values):
+    rule = field.metadata["rule"]
+    right = all(_has_kind(item, kinds) and (not rule or holds(rule, _as_float(item))) for item in values)
+    if not right or _fixed_length(field) not in (None, len(values)):
         raise OptionError(f"{field.name} must be {rule_text(field)}, got {list(values)!r}")
     return values
 
@@ -217,7 +247,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
 
 def _number_hint(value: Any, kinds: list[str]) -> str:
-    """Say how to write a number that was given as a text, for instance 1e-3 in YAML."""
+    """Return a hint on how to write a number that was given as a text, for instance 1e-3 in YAML."""
     if not isinstance(value, str) or "str" in kinds or "bool" in kinds:
         return ""
     try:
@@ -230,7 +260,7 @@ def _number_hint(value: Any, kinds: list[str]) -> str:
 
 
 def _percent_hint(field: dataclasses.Field[Any], value: Any) -> str:
-    """Say how to write a percentage where a fraction is expected."""
+    """Return a hint on how to write a percentage where a fraction is expected."""
     if field.metadata["rule"] in ("(0, 1)", "[0, 1)") and 1 < _as_float(value) < 100:
         return f"; for {value:g} % write {float(value) / 100:g}"
     return ""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # γ in units of the mean diagonal of F: in general; with a mask search in a model that is not trained
 # (`python -m reproduction bench damping` compares); and for whole rows (`... bench resnet20-rows`).
 DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING = 0.1, 0.01, 0.3
+_SEARCH_ROUNDS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class AuxiliaryOptions:
 
     estimator: str = option("auto", "Estimator of the gradient of the auxiliary loss.", choices=ESTIMATORS)
     lr: float = option(3e-3, "Adam's learning rate, for the estimators trace and probe.", rule="> 0")
-    betas: tuple[float, float] = option((0.9, 0.99), "Adam's decay rates.")
+    betas: tuple[float, float] = option((0.9, 0.99), "Adam's decay rates.", rule="[0, 1)")
     groups: int | None = option(
         None, "Independent samples h per batch; default: 4 for an estimate of Q, else 1.", rule=">= 1"
     )
@@ -95,9 +96,10 @@ class PruningOptions:
     compensation: str = option(
         "joint", "How the kept weights make up for the removed ones.", choices=COMPENSATIONS
     )
-    mask_search_rounds: int = option(
-        12,
-        "Rounds that swap kept weights for removed ones of more worth (method fishleg, joint).",
+    mask_search_rounds: int | None = option(
+        None,
+        "Rounds that swap kept weights for removed ones of more worth (compensation joint, single weights); "
+        "default: 12 for method fishleg, else 0, as published.",
         rule=">= 0",
     )
     mask_search_across_layers: bool = option(
@@ -169,6 +171,15 @@ class PruningOptions:
             raise OptionError(
                 f"cuts > 1 needs refine_steps >= 1, got cuts = {self.cuts} and refine_steps = 0"
             )
+
+    @property
+    def search_rounds(self) -> int:
+        """The rounds of the mask search, with the default filled in; it needs joint compensation."""
+        if self.compensation != "joint":
+            return 0
+        if self.mask_search_rounds is not None:
+            return self.mask_search_rounds
+        return _SEARCH_ROUNDS if self.method == "fishleg" else 0
 
     @property
     def learns_by_batch(self) -> bool:

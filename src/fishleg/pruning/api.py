@@ -13,7 +13,7 @@ from fishleg.curvature.likelihoods import Likelihood
 from fishleg.options import FineTuningOptions, OptionError, PruningOptions
 from fishleg.options.names import MODES
 from fishleg.pruning.events import Event
-from fishleg.pruning.patterns import Pattern, as_pattern
+from fishleg.pruning.patterns import Pattern
 from fishleg.pruning.schedules import as_number, plan_schedule
 from fishleg.pruning.session import PruningSession
 from fishleg.runtime.batches import Forward, default_forward
@@ -78,7 +78,6 @@ def prune(
     """
     options = _merged(options, pattern, method, exclude)
     _check_mode(mode, fine_tuning, train_loader)
-    plan_schedule(sparsity, as_pattern(options.pattern), mode, stages)  # errors before the model is copied
     model = model if inplace else copy_model(model, ", or pass inplace=True to prune the model itself")
     with seeded(seed, loader, train_loader):  # to look at the data may draw random numbers
         session = PruningSession(
@@ -100,7 +99,11 @@ def prune(
 def _merged(
     options: PruningOptions | None, pattern: Pattern | str | None, method: str | None, exclude: Sequence[str]
 ) -> PruningOptions:
-    """The options, or those that the short keywords name."""
+    """Return the options, or those that the short keywords give.
+
+    Raises:
+        OptionError: Both are given.
+    """
     short: dict[str, Any] = {"pattern": pattern, "method": method, "exclude": exclude or None}
     given = {name: value for name, value in short.items() if value is not None}
     if options is not None and given:

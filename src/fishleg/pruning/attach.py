@@ -32,6 +32,7 @@ def attach(
     forward: Forward = default_forward,
     generator: torch.Generator | None = None,
     on_event: Callable[[Event], None] | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Attachment:
     """Prune from within a training loop of your own, after the optimizer's steps.
 
@@ -52,6 +53,8 @@ def attach(
         forward: How the model is called on a batch.
         generator: The source of random numbers; default: seed 0.
         on_event: Receives every event of the pruning.
+        state: What `state_dict` of an earlier attachment returned, to go on after a restart. The model and
+            the optimizers must have got back their states.
 
     Returns:
         A handle; `remove` ends the pruning and the keeping of zeros.
@@ -68,8 +71,12 @@ def attach(
     targets = session.surgeon.check_targets(sparsities)
     optimizers = as_optimizers(optimizer)
     check_optimizers_cover(optimizers, model, session.surgeon.weights.names)
-    session.surgeon.check_removes(targets[0])
-    return Attachment(session, optimizers, targets, every=every, start=start, on_event=on_event)
+    if state is None:
+        session.surgeon.check_removes(targets[0])
+    attachment = Attachment(session, optimizers, targets, every=every, start=start, on_event=on_event)
+    if state is not None:
+        attachment.load_state_dict(state)
+    return attachment
 
 
 class Attachment:

@@ -1,7 +1,7 @@
-"""Use Q to prune: OBS saliency and the compensation of what is removed, layer by layer.
+"""Compensation: the update of a layer's kept weights that makes up for the removed ones.
 
-Everything here minimises ½ δᵀ Q⁻¹ δ subject to δ_P = −w_P, the quadratic model of the loss increase when
-the weights P are deleted. Paper: eqs. (obs), (obs_score).
+The update δ minimises ½ δᵀ Q⁻¹ δ subject to δ_P = −w_P. This is the quadratic model of the loss increase
+when the weights P are removed. Paper: eq. (obs), which removes one weight.
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ from fishleg.options.names import COMPENSATIONS
 
 @dataclass(frozen=True)
 class Compensation:
-    """The update δ of a layer and the loss increase that Q predicts for it."""
+    """The update of a layer and the loss increase that Q predicts for it.
+
+    Args:
+        delta: The update δ, [n_out, n_in].
+        predicted: The predicted loss increase.
+        multipliers: The Lagrange multipliers of δ_P = −w_P, [n_out, n_in], zero for the kept weights. Only
+            the method "joint" has them.
+    """
 
     delta: Tensor
     predicted: float
-    multipliers: Tensor | None = None  # of the constraints δ_P = −w_P, zero on what is kept; joint only
+    multipliers: Tensor | None = None
 
 
 def compensate(
@@ -34,13 +41,34 @@ def compensate(
     tolerance: float = 1e-4,
     settle: bool = True,
 ) -> Compensation:
-    """The update that deletes the weights `removed` (boolean, shaped as w) and makes up for it.
+    """Return the update that removes weights and lets the kept weights compensate.
 
-    joint: δ = −Q E_P (Q_PP)⁻¹ w_P, the optimum, by Jacobi-preconditioned conjugate gradients. Where these
-    have not converged (a Q with hardly any damping) the loss increase is that of the update they got to, or
-    of the independent one where that is lower; without `settle` it is their lower bound of the optimum's.
-    independent: the sum of single-weight OBS updates, shortened to the length that is best under Q.
-    sum: that sum as published (it over-corrects at high sparsity). none: deletion alone.
+    The methods are:
+
+    - joint: δ = −Q E_P (Q_PP)⁻¹ w_P, the optimum, by conjugate gradients with a Jacobi preconditioner. They
+      may not converge if Q has little damping.
+    - independent: the sum of the single-weight OBS updates, scaled to the length that is best under Q.
+    - sum: the same sum without scaling, as published. It over-corrects at high sparsity.
+    - none: the weights are removed, and nothing else changes.
+
+    Paper: eq. (obs).
+
+    Args:
+        w: The weights of a layer, [n_out, n_in].
+        q: The layer's Q.
+        removed: The weights to remove, boolean [n_out, n_in].
+        method: "joint", "independent", "sum" or "none".
+        iterations: The largest number of conjugate-gradient iterations.
+        tolerance: The relative error at which conjugate gradients stop.
+        settle: Whether a solution that has not converged is checked: its loss increase is computed
+            exactly, and the independent update is returned if it is better. Otherwise `predicted` is a
+            lower bound of the optimum.
+
+    Returns:
+        The update and its predicted loss increase.
+
+    Raises:
+        ValueError: The method is unknown.
     """
     multipliers = None
     if method not in COMPENSATIONS:
@@ -50,7 +78,8 @@ def compensate(
         x, converged = solve_removed(q, removed, w_P, iterations=iterations, tolerance=tolerance)
         multipliers = x
         delta = -q.matvec(x)
-        # x·w_P − ½ xᵀQx: the dual value, never above the optimum, with an error of second order in CG's
+        # x·w_P − ½ xᵀQx is the dual value. It is never above the optimum, and its error is of second order
+        # in the error of x.
         predicted = float((x * w_P).sum() + 0.5 * (x * delta).sum())
         if settle and not converged:
             delta = torch.where(removed, -w, delta)
@@ -60,7 +89,7 @@ def compensate(
     elif method == "none":
         delta, predicted = -w_P, _quadratic(q, -w_P)
     else:
-        # δ = δ_none + s·δ_kept; s minimises the quadratic model, s = 1 for a single weight
+        # δ = δ_none + s·δ_kept, where s minimises the quadratic model; s = 1 for a single weight
         step = -q.matvec(w_P / q.diag().clamp(min=torch.finfo(w.dtype).tiny))
         step = torch.where(removed, torch.zeros_like(step), step)
         if method == "independent":
@@ -76,9 +105,17 @@ def compensate(
 def solve_removed(
     q: Operator, removed: Tensor, target: Tensor, *, iterations: int = 50, tolerance: float = 1e-4
 ) -> tuple[Tensor, bool]:
-    """x with support P and Q_PP x = target_P, by conjugate gradients with a Jacobi preconditioner.
+    """Solve Q_PP x = target_P by conjugate gradients with a Jacobi preconditioner.
 
-    Also whether it is there: the error, in the preconditioner's norm, is within the tolerance.
+    Args:
+        q: The layer's Q.
+        removed: The set P, boolean [n_out, n_in].
+        target: The right-hand side, [n_out, n_in]; zero outside P.
+        iterations: The largest number of iterations.
+        tolerance: The relative error, in the norm of the preconditioner, at which the iterations stop.
+
+    Returns:
+        x, [n_out, n_in], zero outside P; and whether the error is within the tolerance.
     """
     zero = torch.zeros_like(target)
     inverse_diagonal = torch.where(removed, 1 / q.diag().clamp(min=torch.finfo(target.dtype).tiny), zero)
@@ -105,7 +142,7 @@ def _quadratic(q: Operator, delta: Tensor) -> float:
 
 
 def _inverse_times(q: Operator, v: Tensor) -> Tensor:
-    """Q⁻¹ v; for M Q M its inverse on what is kept, without forming it."""
+    """Return Q⁻¹ v; for M Q M its inverse on the kept weights, without forming the matrix."""
     if isinstance(q, Masked):
         return solve_removed(q.inner, q.mask, v, iterations=200, tolerance=1e-5)[0]
     return q.solve(v)

@@ -1,4 +1,7 @@
-"""What a user may have overlooked, and is told before or after a pruning step; nothing is changed here."""
+"""Checks and warnings before and after a pruning step.
+
+They find common mistakes, such as outputs that are probabilities instead of logits. Nothing is changed here.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +26,36 @@ from fishleg.runtime.batches import (
 from fishleg.runtime.modes import evaluation_mode
 
 logger = logging.getLogger(__name__)
-_ENOUGH = 64  # outputs from which one can tell that none is a logit
+_ENOUGH = 64  # with fewer outputs, all of them may lie in [0, 1] by chance
 
 
 def warn_about_outputs(outputs: Sequence[Tensor], batches: Sequence[Any], likelihood: Likelihood) -> None:
-    """Say so when they are probabilities already, or classes are sought where there may be none."""
+    """Warn if the outputs look like probabilities, or if the dimension of the classes looks wrong.
+
+    Args:
+        outputs: The model's outputs on some batches.
+        batches: These batches.
+        likelihood: The distribution of the outputs.
+    """
     if not outputs:
         return
     f = torch.cat([f.flatten() for f in outputs])
-    probable = f.numel() >= _ENOUGH and bool(((f >= 0) & (f <= 1)).all()) and bool(f.max() > f.min())
-    told = (
-        "the model's outputs look like probabilities, and logits are expected: leave out its last %s, or F "
-        "is that of another, much flatter distribution"
+    probabilities = f.numel() >= _ENOUGH and bool(((f >= 0) & (f <= 1)).all()) and bool(f.max() > f.min())
+    message = (
+        "the model's outputs look like probabilities, but logits are expected: leave out the final %s, or F "
+        "will be that of a different, much flatter distribution"
     )
-    if isinstance(likelihood, Bernoulli) and probable:
-        logger.warning(told, "sigmoid")
+    if isinstance(likelihood, Bernoulli) and probabilities:
+        logger.warning(message, "sigmoid")
     if isinstance(likelihood, Categorical):
         first, targets = outputs[0], targets_of(batches[0])
-        if probable and all(bool(((g.sum(likelihood.class_dim) - 1).abs() < 1e-3).all()) for g in outputs):
-            logger.warning(told, "softmax")
+        sums = [g.sum(likelihood.class_dim) for g in outputs]
+        if probabilities and all(bool(((total - 1).abs() < 1e-3).all()) for total in sums):
+            logger.warning(message, "softmax")
         fits = targets is not None and targets.shape == first.shape[:-1]
         if first.dim() == 4 and likelihood.class_dim in (-1, 3) and not fits:
             logger.warning(
-                "the outputs have the shape %s, and the last dimension is taken for the classes: if these "
+                "the outputs have the shape %s, and the last dimension is taken as the classes. If they "
                 "are maps [batch, classes, height, width], pass likelihood=Categorical(class_dim=1)",
                 tuple(first.shape),
             )
@@ -54,37 +64,51 @@ def warn_about_outputs(outputs: Sequence[Tensor], batches: Sequence[Any], likeli
 def check_batches(
     model: nn.Module, batch: Any, likelihood: Likelihood, forward: Forward, options: PruningOptions
 ) -> None:
-    """An error where a part of a batch is no smaller batch, and a word where its targets are no labels."""
+    """Check that a batch can be split into smaller ones, and warn if its targets do not fit the outputs.
+
+    Args:
+        model: The model.
+        batch: A calibration batch.
+        likelihood: The distribution of the outputs.
+        forward: How the model is called on a batch.
+        options: The options of the pruning.
+
+    Raises:
+        ValueError: The outputs do not fit the likelihood, or a part of the batch is not a smaller batch.
+    """
     batch = move_batch(batch, next(model.parameters()).device)
     with evaluation_mode(model), torch.no_grad():
         f = forward(model, batch)
         likelihood.check(f, None)
-        # a learned Q takes several groups of examples from each batch, unless it is told to take one
+        # a learned Q takes several groups of examples from each batch, unless `groups` is 1
         groups = None if options.auxiliary is None else options.auxiliary.groups
         grouped = options.method == "fishleg" and (groups is None or groups > 1)
-        _check_cut(model, batch, f, forward, 1 if grouped else options.sub_batch)
-    # what comes second may be another input, and only who calls the model knows
+        _check_split(model, batch, f, forward, 1 if grouped else options.sub_batch)
+    # with a forward of the user's own, the second part of a batch may be another input and not the targets
     if forward is not default_forward or (targets := targets_of(batch)) is None:
         return
     try:
         likelihood.check(f, targets)
     except ValueError as error:
         logger.warning(
-            "the targets do not fit the outputs and are left out: %s. The true Fisher matrix needs none; "
-            "an empirical one and training do",
+            "the targets do not fit the outputs and are not used: %s. The true Fisher matrix needs none, "
+            "but the empirical one and training do",
             error,
         )
 
 
-def _check_cut(model: nn.Module, batch: Any, f: Tensor, forward: Forward, whole: int) -> None:
+def _check_split(model: nn.Module, batch: Any, f: Tensor, forward: Forward, whole: int) -> None:
     """Compare the outputs f of a batch with those of its halves: Q is learned from parts of batches.
 
-    Those of up to `whole` examples are not cut.
+    A batch of at most `whole` examples is never split, and is not checked.
+
+    Raises:
+        ValueError: A half is not a smaller batch.
     """
     try:
         size = batch_size(batch)
     except ValueError:
-        return  # those who have to cut it say so
+        return  # a batch that cannot be split raises in `slice_batch`, where it is split
     if size <= whole:
         return
     shapes = []
@@ -94,8 +118,8 @@ def _check_cut(model: nn.Module, batch: Any, f: Tensor, forward: Forward, whole:
             shapes.append(forward(model, part).shape)
         except Exception as error:
             raise ValueError(
-                f"the model cannot be called on examples {start} to {stop - 1} of a batch that was taken for "
-                f"{size} of them: these must be the first dimension of the inputs "
+                f"the model cannot be called on examples {start} to {stop - 1} of a batch of {size}: "
+                "the first dimension of the inputs must be the examples "
                 f"({type(error).__name__}: {error})"
             ) from error
     check_parts(batch, f.shape, shapes)
@@ -104,33 +128,44 @@ def _check_cut(model: nn.Module, batch: Any, f: Tensor, forward: Forward, whole:
 def warn_about_unused_weights(
     model: nn.Module, names: Sequence[str], batches: Sequence[Any], forward: Forward, examples: int
 ) -> None:
-    """Say so when weights have no part in the output: F is zero there, and they are the first to go.
+    """Warn if the outputs do not depend on some weights: F is zero there, and they are pruned first.
 
-    A model may choose among its weights, as mixtures of experts do, so that more examples are looked at for
-    as long as some are unused.
+    A mixture of experts uses different weights for different examples. Therefore further examples are
+    tried as long as some weights are unused.
+
+    Args:
+        model: The model.
+        names: The names of the weights that are pruned.
+        batches: Some calibration batches.
+        forward: How the model is called on a batch.
+        examples: The number of examples that are tried at a time.
     """
     device, unused = next(model.parameters()).device, list(names)
     for piece in (move_batch(piece, device) for batch in batches for piece in _pieces(batch, examples)):
         with evaluation_mode(model), torch.enable_grad():
             f = forward(model, piece)
             if not f.requires_grad:
-                return  # a forward without gradients is told by those who need them
+                return  # the estimate of Q raises an error for a forward without gradients
             weights = [model.get_parameter(name) for name in unused]
             gradients = torch.autograd.grad(f.sum(), weights, allow_unused=True)
         unused = [name for name, g in zip(unused, gradients, strict=True) if g is None]
         if not unused:
             return
     logger.warning(
-        "%s %s no part in the model's output on the first batches: curvature is zero there, and such weights "
-        "are pruned first. Where they matter, pass forward= to say what the output is (of several heads: "
-        "torch.cat), or exclude them",
+        "%s %s no part in the model's output on the first batches: the curvature is zero there, and such "
+        "weights are pruned first. If they matter, exclude them, or pass a forward function that returns all "
+        "outputs (join several heads with torch.cat)",
         ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else ""),
         "has" if len(unused) == 1 else "have",
     )
 
 
 def _pieces(batch: Any, examples: int) -> Iterator[Any]:
-    """A batch in parts; as it is where nobody can tell how many examples it has."""
+    """Yield a batch in parts, or as a whole if its number of examples is unknown.
+
+    Yields:
+        Batches of at most `examples` examples.
+    """
     try:
         size = batch_size(batch)
     except ValueError:
@@ -141,63 +176,87 @@ def _pieces(batch: Any, examples: int) -> Iterator[Any]:
 
 
 def warn_about_batchnorm_refresh(before: float | None, after: float | None) -> bool:
-    """Whether the renewal of BatchNorm's statistics has made things a good deal worse; says so."""
-    # statistics that lagged behind the weights move the outputs, too, a little, and for the better
+    """Warn if refreshing BatchNorm's statistics has made the outputs much worse.
+
+    Args:
+        before: The divergence from the outputs before pruning, without the refresh; None: not measured.
+        after: The same with the refresh.
+
+    Returns:
+        Whether a warning was given.
+    """
+    # small changes are normal: the old statistics may not have matched the weights
     if before is None or after is None or after < 0.25 or after < 3 * before:
         return False
     logger.warning(
-        "renewing BatchNorm's statistics on the loader's first batches has moved the outputs from a KL of "
-        "%.3g to %.3g: do these look like the data that the model was trained on? A loader that is ordered "
-        "by class does not: shuffle it (or leave the statistics as they are, batchnorm_batches=0)",
+        "the refresh of BatchNorm's statistics on the loader's first batches has raised the KL to the "
+        "outputs before pruning from %.3g to %.3g. These batches must resemble the training data: "
+        "shuffle a loader that is ordered by class, or keep the old statistics (batchnorm_batches=0)",
         before, after,
     )  # fmt: skip
     return True
 
 
 def warn_about_prediction(sparsity: float, predicted: float, measured: float | None) -> None:
-    """Say so when the quadratic model was badly wrong: then more, smaller steps are due."""
+    """Warn if the loss increase differs much from what the quadratic model predicted.
+
+    Args:
+        sparsity: The sparsity after the step.
+        predicted: The loss increase that Q predicted.
+        measured: The measured one; None: not measured.
+    """
     if measured is None:
         return
     if measured > 0.05 and measured > 5 * predicted:
         verdict = (
-            "the quadratic model does not hold over so large a step; use more stages, more samples or "
+            "the quadratic model does not hold for such a large step; use more stages, more samples or "
             "another damping"
         )
     elif predicted > 0.05 and predicted > 5 * measured:
         verdict = (
-            "better than feared, but Q is not to be trusted then, nor its choice of weights; more "
-            "samples may help"
+            "less than predicted, but Q is inaccurate, and so is its choice of weights; more samples may help"
         )
     else:
         return
     logger.warning(
-        "at sparsity %.3f the loss increase was %.3g, and Q had predicted %.3g: %s",
+        "at sparsity %.3f the loss increase is %.3g, but Q predicted %.3g: %s",
         sparsity, measured, predicted, verdict,
     )  # fmt: skip
 
 
 def warn_about_total(sparsity: float, predicted: Sequence[float], measured: float | None) -> None:
-    """Say so when steps that were each too small to be judged have led much further than predicted.
+    """Warn if several small steps together change the outputs much more than predicted.
 
-    `predicted` is that of each step, and `measured` the KL to the model before the first. That is about their
-    sum where the steps point in all directions, and more, but rarely by much, where they point in one.
+    Each step alone may be too small for `warn_about_prediction`. If the steps are independent, the total KL
+    is about the sum of the single ones. If they all point in one direction it is larger, but rarely by much.
+
+    Args:
+        sparsity: The sparsity after the last step.
+        predicted: The predicted loss increase of each step.
+        measured: The KL to the model before the first step; None: not measured.
     """
     total = sum(predicted)
     if len(predicted) < 2 or measured is None or measured <= 0.02 or measured <= 5 * total:
         return
     logger.warning(
-        "at sparsity %.3f the KL to the outputs before pruning is %.3g, and Q had predicted %.3g for the %d "
-        "steps together: these add up to more than the quadratic model knows of; more samples or another "
-        "damping may help, or training in between (mode='gradual')",
+        "at sparsity %.3f the KL to the outputs before pruning is %.3g, but Q predicted %.3g for the %d "
+        "steps together: the quadratic model does not hold for their sum. More samples, another damping or "
+        "training in between (mode='gradual') may help",
         sparsity, measured, total, len(predicted),
     )  # fmt: skip
 
 
 def warn_about_loose_zeros(count: int, sparsity: float, pattern: str) -> None:
-    """Say so when the model had zeros that the masks do not hold: compensation and training move them."""
+    """Warn if the model had zeros that the masks do not cover: compensation and training may change them.
+
+    Args:
+        count: The number of such zeros.
+        sparsity: The sparsity after the step.
+        pattern: The name of the pattern.
+    """
     if count:
         logger.warning(
             "%d weights that were zero already are not among those removed at sparsity %.3f, pattern %s: "
-            "compensation and training may fill them; prune further than the model is sparse",
+            "compensation and training may change them. Use a higher sparsity than the model has already",
             count, sparsity, pattern,
         )  # fmt: skip

@@ -94,9 +94,13 @@ class FineTuner:
         self._modes.restore()
 
     def _measure_given(self) -> float:
-        """The loss of the model as it was given, on the batches that come first.
+        """Return the loss of the given model on the first batches.
 
-        With dropout as in the training, whose loss it will be compared with; BatchNorm's statistics stay.
+        Dropout is on, as in the training whose loss it is compared with. BatchNorm's statistics are not
+        updated.
+
+        Raises:
+            ValueError: No label of these batches counts, or the loss is not finite.
         """
         model = self.surgeon.model
         device = next(model.parameters()).device
@@ -212,7 +216,14 @@ class FineTuner:
             group["lr"] = self.options.learning_rate * 0.5 * (1 + math.cos(math.pi * share))
 
     def _train_on(self, batch: Any, optimizer: Optimizer) -> float | None:
-        """One training step; its loss, or None where nothing can be learned from the batch."""
+        """Do one training step.
+
+        Returns:
+            The loss, or None if nothing can be learned from the batch.
+
+        Raises:
+            ValueError: The loss is not finite.
+        """
         surgeon = self.surgeon
         optimizer.zero_grad()
         try:
@@ -242,7 +253,7 @@ class FineTuner:
 
     def _set_pace(self, optimizer: FishLeg, loss: float, floor: float | None) -> None:
         shared = mean_over_processes(self.surgeon.model, loss)
-        optimizer.max_kl, optimizer.step_damping = self.pace.update(shared, knows_floor=floor is not None)
+        optimizer.set_trust_region(*self.pace.update(shared, knows_floor=floor is not None))
 
     def restart_data(self) -> None:
         """Draw the next batch from a new iteration over the loader, which was set to the right place."""
@@ -253,7 +264,7 @@ class FineTuner:
         state = None if self.optimizer is None else self.optimizer.state_dict()
         if state is not None and self._shares_q():
             state["fishleg"] = {**state["fishleg"], "inverse": None, "auxiliary": None}
-        place = {"step": self.step, "recent": list(self.pace.recent), "given": self.pace.given}
+        place = {"step": self.step, "pace": self.pace.state_dict()}
         return {**place, "optimizer": state, "teacher": self.criterion.teacher_fingerprint()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -273,7 +284,7 @@ class FineTuner:
                 "dense model, then load the states of the model and the session"
             )
         self.step = state["step"]
-        self.pace.recent, self.pace.given = list(state["recent"]), state["given"]
+        self.pace.load_state_dict(state["pace"])
         if state["optimizer"] is None:
             self.optimizer = None
             return

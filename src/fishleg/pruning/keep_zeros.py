@@ -1,4 +1,4 @@
-"""TODO."""
+"""Keep removed weights at zero while any torch optimizer trains the model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from fishleg.pruning.masks import _by_parameter, masks_of
+from fishleg.pruning.masks import masks_by_parameter, masks_of
 from fishleg.runtime.models import abbreviate
 
 
 @torch.no_grad()
 def zero_removed(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Set every masked weight, and the optimizer's state for it, to exactly 0."""
-    for p, mask in _by_parameter(model, masks).items():
+    """Set the removed weights, and the optimizer's state for them, to exactly 0.
+
+    Args:
+        optimizer: The optimizer whose state is changed.
+        model: The model; it is changed in place.
+        masks: Masks by parameter name, of the parameters' shapes; True = kept.
+
+    Raises:
+        ValueError: The model has no parameter of one of these names.
+    """
+    for p, mask in masks_by_parameter(model, masks).items():
         p.masked_fill_(~mask, 0)  # not a product: NaN · 0 is NaN
         for value in optimizer.state.get(p, {}).values():
             if torch.is_tensor(value) and value.shape == p.shape:
@@ -28,10 +37,28 @@ def zero_removed(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Ten
 def keep_zeros(
     optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, masks: Mapping[str, Tensor] | None = None
 ) -> RemovableHandle:
-    """After every step of any torch optimizer: masked weights, and their state, are exactly 0.
+    """Keep removed weights, and the optimizer's state for them, at exactly 0 after every optimizer step.
 
-    A model that is trained by several optimizers needs all of them here. Without masks, the model's
-    present zeros are kept; a model without any is an error.
+    >>> layer = nn.Linear(2, 1)
+    >>> _ = layer.weight.data.copy_(torch.tensor([[0.0, 1.0]]))
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    >>> handle = keep_zeros(optimizer, layer)
+    >>> layer(torch.ones(1, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> layer.weight.data
+    tensor([[0.0000, 0.9000]])
+
+    Args:
+        optimizer: The optimizer, or all optimizers that train the model.
+        model: The pruned model.
+        masks: Masks by parameter name, of the parameters' shapes; True = kept. Default: the model's zeros,
+            as `masks_of` finds them.
+
+    Returns:
+        A handle; its `remove()` ends this.
+
+    Raises:
+        ValueError: There is no zero to keep, a mask does not fit its parameter, or an optimizer is missing.
     """
     optimizers = as_optimizers(optimizer)
     masks = masks_of(model) if masks is None else masks
@@ -45,19 +72,29 @@ def keep_zeros(
 
     for each in optimizers:
         enforce(each)
-    return join_handles([each.register_step_post_hook(enforce) for each in optimizers])
+    return _join_handles([each.register_step_post_hook(enforce) for each in optimizers])
 
 
 def as_optimizers(optimizer: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
-    """One optimizer or several, as a list."""
+    """Return one optimizer or several as a list.
+
+    Args:
+        optimizer: An optimizer, or an iterable of optimizers.
+
+    Returns:
+        The optimizers.
+
+    Raises:
+        ValueError: The iterable is empty.
+    """
     found = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
     if not found:
-        raise ValueError("optimizer must be an optimizer or several of them, got an empty sequence")
+        raise ValueError("optimizer must be one optimizer or several, got an empty sequence")
     return found
 
 
-def join_handles(handles: Sequence[RemovableHandle]) -> RemovableHandle:
-    """One handle for all: it removes them together."""
+def _join_handles(handles: Sequence[RemovableHandle]) -> RemovableHandle:
+    """Return one handle that removes all of these."""
     return handles[0] if len(handles) == 1 else _Handles(handles)
 
 
@@ -72,8 +109,12 @@ class _Handles(RemovableHandle):
 
 
 def _check_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Masks are by parameter name, boolean, and of the parameter's own shape: none is broadcast."""
-    for p, (name, mask) in zip(_by_parameter(model, masks), masks.items(), strict=True):
+    """Check that masks are boolean and have the shapes of their parameters, without broadcasting.
+
+    Raises:
+        ValueError: A mask does not fit its parameter.
+    """
+    for p, (name, mask) in zip(masks_by_parameter(model, masks), masks.items(), strict=True):
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
             raise ValueError(f"the mask of {name!r} must be a boolean tensor (True = kept), got {found}")
@@ -84,20 +125,29 @@ def _check_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def check_optimizers_cover(optimizers: Sequence[Optimizer], model: nn.Module, names: Iterable[str]) -> None:
-    """An error where some of these parameters are trained by none of the optimizers: their zeros would go.
+    """Check that each of these parameters is trained by one of the optimizers, or is frozen.
 
-    Frozen ones need no optimizer.
+    Another optimizer would move the parameter without restoring its zeros.
+
+    Args:
+        optimizers: The optimizers whose steps are watched.
+        model: The model.
+        names: The names of the parameters that have zeros to keep.
+
+    Raises:
+        ValueError: A parameter that is not frozen belongs to none of the optimizers.
     """
-    moved = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    covered = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
     trained = {name: p for name in names if (p := model.get_parameter(name)).requires_grad}
-    missing = [name for name, p in trained.items() if id(p) not in moved]
+    missing = [name for name, p in trained.items() if id(p) not in covered]
     if missing and len(missing) == len(trained):
         raise ValueError(
-            "the optimizer has none of the model's pruned parameters: it is that of another model; "
-            "fishleg.prune returns a copy, which needs an optimizer of its own"
+            "the optimizer has none of the model's pruned parameters: it belongs to another model. "
+            "fishleg.prune returns a copy of the model, which needs its own optimizer"
         )
     if missing:
         raise ValueError(
-            f"the optimizer does not have {abbreviate(missing)}, whose zeros another one would fill: pass all "
-            "optimizers of the model as a list, and freeze what none of them trains (requires_grad_(False))"
+            f"the optimizer does not have {abbreviate(missing)}: another optimizer would change the zeros "
+            "there. Pass all optimizers of the model as a list, and freeze the parameters that none of them "
+            "trains (requires_grad_(False))"
         )

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Which layers make the model's outputs, and which BatchNorm follows which layer.
+
+Row pruning needs both. They are found from one forward pass: with hooks and from the autograd graph.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,28 @@ from fishleg.runtime.modes import eager_mode, evaluation_mode, gradients_enabled
 def output_layers(
     model: nn.Module, matrices: Collection[str], loader: Iterable[Any], forward: Forward
 ) -> set[str]:
-    """Those of these weights whose rows are the model's outputs: there is no other layer in between.
+    """Return the weights whose rows are the model's outputs: no other layer lies in between.
 
-    Of several that are added up, as the blocks of a residual network are, it is the one that is called last.
-    Where no gradient tells (all is frozen), the one called last of all; none called: the last of them.
+    If the outputs are a sum of layers, as in a residual network, the layer that is called last counts. If
+    there is no autograd graph (all parameters are frozen), it is the layer that is called last of all. If no
+    layer is called, it is the last of `matrices`.
+
+    Args:
+        model: The model.
+        matrices: The names of the weights to consider.
+        loader: Calibration batches; the first one is used.
+        forward: How the model is called on a batch.
+
+    Returns:
+        The names of the weights.
     """
     called = list(matrices)[-1:]
-    made: dict[Any, str] = {}  # by node of the graph, the weight of the layer that made it
+    made: dict[Any, str] = {}  # by node of the autograd graph, the weight of the layer that made it
     batch = next(iterate(loader), None)
     if batch is None:
-        return set(called)  # that there are no data is told later
+        return set(called)  # an empty loader raises an error later
 
-    def note(name: str) -> Callable[..., None]:
+    def record_calls(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             called.append(name)
             node = getattr(output[0] if isinstance(output, tuple) else output, "grad_fn", None)
@@ -42,10 +55,10 @@ def output_layers(
     with ExitStack() as hooks:
         for name in matrices:
             weight = model.get_parameter(name)
-            for module in model.modules():  # a weight that is tied has several
+            for module in model.modules():  # a tied weight belongs to several
                 if any(p is weight for p in module.parameters(recurse=False)):
                     maker = names.get(id(_last_weight(module, weight)), name)
-                    hooks.callback(module.register_forward_hook(note(maker)).remove)
+                    hooks.callback(module.register_forward_hook(record_calls(maker)).remove)
         with eager_mode(), gradients_enabled(), evaluation_mode(model):
             f = forward(model, move_batch(batch, next(model.parameters()).device))
     direct = _makers(f.grad_fn, made, {name: i for i, name in enumerate(called)})
@@ -55,16 +68,26 @@ def output_layers(
 def following_norms(
     model: nn.Module, matrices: Collection[str], loader: Iterable[Any], forward: Forward
 ) -> dict[str, list[str]]:
-    """By weight: the trainable parameters of the BatchNorm that takes its outputs, and nothing else.
+    """Return for each weight the parameters of the BatchNorm that normalises its outputs.
 
-    A row that is removed takes its place in that norm along: what would be left is a constant, its shift.
+    If a row of the weight is removed, its scale and shift are removed too. Otherwise the channel would still
+    output a constant, the shift. A BatchNorm that normalises the outputs of several layers does not count.
+
+    Args:
+        model: The model.
+        matrices: The names of the weights to consider.
+        loader: Calibration batches; the first one is used.
+        forward: How the model is called on a batch.
+
+    Returns:
+        The names of trainable BatchNorm parameters, by weight name.
     """
     batch = next(iterate(loader), None)
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     made: list[tuple[str, Tensor]] = []
     taken: dict[_BatchNorm, list[Any]] = {}
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if isinstance(module, _BatchNorm):
             taken.setdefault(module, []).append(args[0] if args else kwargs.get("input"))
         elif isinstance(output, Tensor):
@@ -75,7 +98,7 @@ def following_norms(
         return {}
     with ExitStack() as hooks:
         for module in model.modules():
-            hooks.callback(module.register_forward_hook(note, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(record, with_kwargs=True).remove)
         with eager_mode(), gradients_enabled(), evaluation_mode(model):
             forward(model, move_batch(batch, next(model.parameters()).device))
     found: dict[str, list[str]] = {}
@@ -86,7 +109,8 @@ def following_norms(
             continue
         name, output = makers[0]
         weight = model.get_parameter(name)
-        rows_are_channels = output.dim() == 2 or weight.dim() > 2  # a sequence's may be its time steps
+        # of a sequence, dimension 1 may be the time steps
+        rows_are_channels = output.dim() == 2 or weight.dim() > 2
         if rows_are_channels and norm.num_features == len(weight):
             vectors = [names[id(p)] for p in norm.parameters() if id(p) in names and owners[id(p)] == 1]
             found.setdefault(name, []).extend(vectors)
@@ -94,10 +118,10 @@ def following_norms(
 
 
 def _makers(end: Any, made: Mapping[Any, str], when: Mapping[str, int]) -> set[str]:
-    """The layers that make what a node of the graph yields; of the terms of a sum, those of the latest."""
+    """Return the layers that make the output of a graph node; of a sum, those of the term called last."""
     known: dict[Any, set[str]] = {None: set()}
     left = [end]
-    while left:  # a graph may be deeper than Python's stack
+    while left:  # no recursion: a graph may be deeper than Python's stack
         node = left[-1]
         if node in made:
             known[node] = {made[node]}
@@ -115,7 +139,10 @@ def _makers(end: Any, made: Mapping[Any, str], when: Mapping[str, int]) -> set[s
 
 
 def _last_weight(module: nn.Module, weight: Tensor) -> Tensor:
-    """The weight that makes the module's outputs; attention's last one is in a layer that is never called."""
+    """Return the weight that makes a module's outputs.
+
+    Attention uses the weight of its layer `out_proj` without calling that layer.
+    """
     if isinstance(module, nn.MultiheadAttention) and module.out_proj.weight.requires_grad:
         return module.out_proj.weight
     return weight

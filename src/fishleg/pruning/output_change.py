@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fishleg.curvature.likelihoods import Likelihood
 from fishleg.runtime.batches import Forward, move_batch, targets_of
 from fishleg.runtime.loaders import cycle
+from fishleg.runtime.models import Fingerprint, fingerprint
 from fishleg.runtime.modes import evaluation_mode
 from fishleg.runtime.random_state import seeded
 from fishleg.runtime.tensors import at_least_float32
@@ -38,6 +39,7 @@ class OutputChange:
         self.model, self.loader, self.likelihood, self.forward = model, loader, likelihood, forward
         self.count = 0 if type(likelihood).divergence is Likelihood.divergence else count
         self.batches: list[Any] = []
+        self._last: tuple[Fingerprint, list[Tensor]] | None = None
 
     def draw(self) -> None:
         """Draw the batches, unless that is done already.
@@ -53,7 +55,7 @@ class OutputChange:
 
     @torch.no_grad()
     def outputs(self) -> list[Tensor]:
-        """Return the model's outputs as it is now.
+        """Return the model's outputs as it is now; they are computed once for the same weights.
 
         Returns:
             The outputs on each batch.
@@ -62,10 +64,14 @@ class OutputChange:
             ValueError: An output is NaN or infinite.
         """
         self.draw()
+        state = fingerprint([*self.model.parameters(), *self.model.buffers()]) if self.batches else ([], [])
+        if self._last is not None and self._last[0] == state:
+            return self._last[1]
         with evaluation_mode(self.model):
             outputs = [at_least_float32(self.forward(self.model, batch)) for batch in self.batches]
         if not all(map(self.likelihood.finite, outputs)):
             raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
+        self._last = state, outputs
         return outputs
 
     def divergence_from(self, before: list[Tensor]) -> float | None:

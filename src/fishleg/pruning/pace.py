@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fishleg.options import FineTuningOptions
 
 _NOISE = 0.4  # ν below
@@ -50,3 +53,15 @@ class Pace:
         L = min(1.0, max(L / unit, self.options.regain, 1e-3))
         kl = self.options.max_kl * unit * (1 + _NOISE) * L**2 / (L + _NOISE)
         return kl, self.options.step_damping / max(L, 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last losses and the loss of the given model."""
+        return {"recent": list(self.recent), "given": self.given}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: The saved state.
+        """
+        self.recent, self.given = list(state["recent"]), state["given"]

@@ -1,7 +1,7 @@
-"""Which weights go: sparsity patterns.
+"""Sparsity patterns: a pattern turns scores into masks.
 
-A pattern turns scores into masks. Scores are per weight for unstructured and N:M patterns and per group for
-blocks and rows; every pattern removes exactly the count it was asked for, or says why it cannot.
+Unstructured and N:M patterns score single weights; blocks and rows score groups of weights. Every pattern
+removes exactly the requested number of weights or groups, or raises an error that says why it cannot.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Masks = dict[str, Tensor]
 
 
 class Pattern(ABC):
-    """A rule for what may be removed together; masks are boolean, True = kept."""
+    """A rule that says which weights may be removed together. Masks are boolean, True = kept."""
 
     @property
     def group_size(self) -> int | None:
-        """Weights per group where runs of inputs are scored together; None where each is scored alone."""
+        """The number of consecutive inputs that are scored together; None: each weight is scored alone."""
         return None
 
     @property
     def whole_rows(self) -> bool:
-        """Whether the groups are rows (output channels)."""
+        """Whether whole rows (output channels) are removed."""
         return False
 
     @property
     def within_layers(self) -> bool:
-        """Whether each weight tensor keeps a share of its own, whatever the scores of the others are."""
+        """Whether each weight tensor gets the same sparsity, so that tensors are not compared."""
         return False
 
     @property
@@ -45,28 +45,52 @@ class Pattern(ABC):
         return 1.0
 
     def unsuitable(self, shape: tuple[int, ...]) -> str | None:
-        """Why a weight of this shape cannot be pruned with this pattern, or None."""
+        """Return why a weight of this shape cannot be pruned with this pattern.
+
+        Args:
+            shape: The shape of the weight, (n_out, n_in, ...).
+
+        Returns:
+            The reason, or None if the weight can be pruned.
+        """
         return None
 
     @abstractmethod
     def select(self, scores: Mapping[str, Tensor], sparsity: float, floor: float = 0.0) -> Masks:
-        """Masks with the given sparsity over all scores; each tensor keeps at least `floor` of its own.
+        """Return masks that remove the lowest scores.
 
-        Weights that are already removed carry the score −inf and stay removed.
+        Args:
+            scores: Scores by weight name, of the shape [n_out, n_in, ...] of the weight, or one score per
+                group or row. The score −inf marks what is removed already and stays removed.
+            sparsity: The fraction of all scores to remove.
+            floor: The fraction of its own scores that each tensor keeps at least.
+
+        Returns:
+            Masks of the shapes of the scores, by weight name; True = kept.
+
+        Raises:
+            ValueError: Pattern and floor do not allow this sparsity.
         """
 
 
 @dataclass(frozen=True)
 class Unstructured(Pattern):
-    """Single weights, compared over the whole model, or within each layer (`per_layer`)."""
+    """Single weights are removed.
+
+    Args:
+        per_layer: Whether each layer gets the same sparsity; otherwise weights are compared over the whole
+            model.
+    """
 
     per_layer: bool = False
 
     @property
     def within_layers(self) -> bool:
+        """Whether each layer gets the same sparsity."""
         return self.per_layer
 
     def select(self, scores: Mapping[str, Tensor], sparsity: float, floor: float = 0.0) -> Masks:
+        """Return masks that remove the lowest scores of the model, or of each layer."""
         if self.per_layer:
             return {name: _lowest({name: s}, sparsity, floor)[name] for name, s in scores.items()}
         return _lowest(scores, sparsity, floor)
@@ -74,10 +98,17 @@ class Unstructured(Pattern):
 
 @dataclass(frozen=True)
 class NM(Pattern):
-    """At most n of every m consecutive inputs are kept (for each kernel position of a convolution).
+    """At most n of every m consecutive inputs are kept, separately at each kernel position of a convolution.
 
-    Below its full sparsity, the least important candidates of all groups go first, so that gradual
-    schedules work; at (m−n)/m the pattern holds in every group exactly.
+    At a sparsity of (m−n)/m the pattern holds in every group. A smaller sparsity removes the lowest scores
+    of all groups first, m−n in each group at most. So the sparsity can rise in stages.
+
+    Args:
+        n: The number of weights that a group keeps at most.
+        m: The number of consecutive inputs in a group.
+
+    Raises:
+        ValueError: 0 < n < m does not hold.
     """
 
     n: int
@@ -85,17 +116,21 @@ class NM(Pattern):
 
     def __post_init__(self) -> None:
         if not 0 < self.n < self.m:
-            raise ValueError(f"an N:M pattern needs 0 < N < M, got {self.n}:{self.m}")
+            hint = f"; did you mean '{self.m}:{self.n}'?" if 0 < self.m < self.n else ""
+            raise ValueError(f"an N:M pattern needs 0 < N < M, got {self.n}:{self.m}{hint}")
 
     @property
     def limit(self) -> float:
+        """The sparsity (m−n)/m, at which the pattern holds in every group."""
         return (self.m - self.n) / self.m
 
     def unsuitable(self, shape: tuple[int, ...]) -> str | None:
+        """Return why the inputs cannot be divided into groups of m, or None."""
         inputs = shape[1]
         return f"{inputs} inputs are not a multiple of {self.m}" if inputs % self.m else None
 
     def select(self, scores: Mapping[str, Tensor], sparsity: float, floor: float = 0.0) -> Masks:
+        """Return masks that remove the lowest scores, at most m−n in each group."""
         candidates = {}
         for name, s in scores.items():
             grouped = s.movedim(1, -1)
@@ -108,7 +143,14 @@ class NM(Pattern):
 
 @dataclass(frozen=True)
 class Blocks(Pattern):
-    """Runs of `size` consecutive inputs of a row, removed together."""
+    """Groups of consecutive inputs of a row are removed together.
+
+    Args:
+        size: The number of weights in a group.
+
+    Raises:
+        ValueError: The size is below 2.
+    """
 
     size: int
 
@@ -118,24 +160,29 @@ class Blocks(Pattern):
 
     @property
     def group_size(self) -> int:
+        """The number of weights in a group."""
         return self.size
 
     def unsuitable(self, shape: tuple[int, ...]) -> str | None:
+        """Return why the inputs cannot be divided into groups of this size, or None."""
         return f"{shape[1]} inputs are not a multiple of {self.size}" if shape[1] % self.size else None
 
     def select(self, scores: Mapping[str, Tensor], sparsity: float, floor: float = 0.0) -> Masks:
+        """Return masks that remove the groups with the lowest scores."""
         return _lowest(scores, sparsity, floor)
 
 
 @dataclass(frozen=True)
 class Rows(Pattern):
-    """Whole output channels (rows of the weight matrix, with their bias)."""
+    """Whole output channels are removed: rows of the weight matrix with their bias."""
 
     @property
     def whole_rows(self) -> bool:
+        """Whole rows are removed."""
         return True
 
     def select(self, scores: Mapping[str, Tensor], sparsity: float, floor: float = 0.0) -> Masks:
+        """Return masks that remove the rows with the lowest scores."""
         return _lowest(scores, sparsity, floor)
 
 
@@ -164,7 +211,8 @@ def as_pattern(pattern: Pattern | str) -> Pattern:
         return _MAKERS[name](argument)
     known = ", ".join(PATTERNS)
     raise ValueError(
-        f"pattern must be one of {known} (N:M such as 2:4), got {pattern!r}{_pattern_hint(pattern)}"
+        f"pattern must be one of {known} (N:M such as 2:4), got {pattern!r}"
+        + nearest(pattern, ("global", "layer", "rows", "block:4"))
     )
 
 
@@ -173,22 +221,17 @@ def register_pattern(name: str, make: Callable[[str], Pattern]) -> None:
 
     Args:
         name: The name of the pattern, without a colon.
-        make: Returns the pattern from the text after the colon, which is empty where there is none.
+        make: Returns the pattern. Its argument is the text after the colon, or "" without a colon.
 
     Raises:
-        ValueError: There is a pattern of that name already, or the name has a colon.
+        ValueError: There is already a pattern of this name, or the name contains a colon.
     """
     if ":" in name:
-        raise ValueError(f"the name of a pattern must not have a colon, got {name!r}")
+        raise ValueError(f"the name of a pattern must not contain a colon, got {name!r}")
+    if name in _MAKERS:
+        raise ValueError(f"the name of a new pattern must be new and not empty, got {name!r}")
     PATTERNS.add(name)
     _MAKERS[name] = make
-
-
-def _pattern_hint(pattern: str) -> str:
-    swapped = ":".join(reversed(pattern.split(":")))
-    if re.fullmatch(r"[1-9]\d*:[1-9]\d*", swapped) and swapped != pattern:
-        return f"; did you mean {swapped!r}?"
-    return nearest(pattern, ("global", "layer", "rows", "block:4"))
 
 
 def _make_block(argument: str) -> Pattern:
@@ -200,7 +243,7 @@ def _make_block(argument: str) -> Pattern:
 def _without_argument(pattern: Pattern) -> Callable[[str], Pattern]:
     def make(argument: str) -> Pattern:
         if argument:
-            raise ValueError(f"this pattern takes nothing after a colon, got {argument!r}")
+            raise ValueError(f"this pattern takes no argument after a colon, got {argument!r}")
         return pattern
 
     return make
@@ -216,7 +259,13 @@ _MAKERS: dict[str, Callable[[str], Pattern]] = {
 
 
 def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Masks:
-    """Masks that remove exactly round(sparsity · N) entries: the lowest, but `floor` of each tensor stays."""
+    """Return masks that remove the round(sparsity · N) lowest of all N scores.
+
+    Each tensor keeps its highest scores: the share `floor` of them, and at least one.
+
+    Raises:
+        ValueError: The sparsity is not in [0, 1), too much is protected, or more is removed already.
+    """
     if not 0 <= sparsity < 1:
         raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
     total = sum(s.numel() for s in scores.values())
@@ -233,8 +282,8 @@ def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Mask
     available = int((flat < math.inf).sum())
     if count > available:
         raise ValueError(
-            f"cannot remove {count} of {total}{where} (sparsity {sparsity:.4f}): the pattern and the floor "
-            f"leave {available} that may go, so at most {available / total:.4f} is possible"
+            f"cannot remove {count} of {total}{where} (sparsity {sparsity:.4f}): pattern and floor allow "
+            f"{available} to be removed, a sparsity of at most {available / total:.4f}"
         )
     gone = int((flat == -math.inf).sum())
     if count < gone:

@@ -1,4 +1,4 @@
-"""Which parameters are pruned, and why the others are not."""
+"""Choose the parameters that are pruned, and give the reason for every other one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fishleg.options import PruningOptions
 from fishleg.pruning.patterns import Pattern
 
 logger = logging.getLogger(__name__)
-Reasons = dict[str, str | None]
 
 
 def choose_prunable(
@@ -22,20 +21,33 @@ def choose_prunable(
     options: PruningOptions,
     *,
     outputs: Collection[str] = (),
-) -> Reasons:
-    """For every parameter, None if it will be pruned, else why not.
+) -> dict[str, str | None]:
+    """Return for every parameter whether it is pruned or why not.
 
-    `matrices` are those that can be, and the rows of `outputs` are the model's outputs. What is included or
-    excluded by the name of a parameter or module is that one alone; all else is a regular expression.
+    Each entry of `options.include` and `options.exclude` is the name of a parameter, the name of a module,
+    or a regular expression, in this order.
+
+    Args:
+        model: The model.
+        matrices: The names of the weights that can be pruned.
+        pattern: The sparsity pattern.
+        options: `include` and `exclude`.
+        outputs: The names of the weights whose rows are the model's outputs.
+
+    Returns:
+        By parameter name, None if it is pruned, else the reason why not.
+
+    Raises:
+        ValueError: An entry of `include` or `exclude` matches no parameter.
     """
-    reasons: Reasons = {}
+    reasons: dict[str, str | None] = {}
     parameters = dict(model.named_parameters())
     names = _all_names(model)
     aliases = {alias for several in names.values() for alias in several}
     modules = {name for name, _ in model.named_modules(remove_duplicate=False) if name}
 
     def matches(expression: str, alias: str) -> bool:
-        if expression in aliases:  # as a regular expression, 2.weight would be found in 12.weight, too
+        if expression in aliases:  # as a regular expression, 2.weight would also match 12.weight
             return alias == expression
         if expression in modules:
             return alias.startswith(f"{expression}.")
@@ -43,7 +55,7 @@ def choose_prunable(
 
     for expression in [*options.include, *options.exclude]:
         if not any(matches(expression, alias) for alias in aliases):
-            raise ValueError(f"{expression!r} matches no parameter; there are {', '.join(parameters)}")
+            raise ValueError(f"{expression!r} matches no parameter; the model has {', '.join(parameters)}")
 
     def named_by(expressions: Sequence[str], name: str) -> bool:
         return any(matches(expression, alias) for expression in expressions for alias in names[name])
@@ -60,16 +72,16 @@ def choose_prunable(
         elif named_by(options.exclude, name):
             reasons[name] = "excluded"
         elif pattern.whole_rows and name in outputs and not included:
-            reasons[name] = "rows of an output layer are the model's outputs (include it to prune them)"
+            reasons[name] = "an output layer: its rows are the model's outputs (include it to prune them)"
         elif pattern.whole_rows and id(parameter) in tables and not included:
-            reasons[name] = "rows of an embedding are words (include it to prune them)"
+            reasons[name] = "an embedding: its rows are words (include it to prune them)"
         else:
             reasons[name] = pattern.unsuitable(tuple(parameter.shape))
     return reasons
 
 
 def _all_names(model: nn.Module) -> dict[str, list[str]]:
-    """By the name that a parameter goes by, all names that it has: tied ones have several."""
+    """Return by a parameter's first name all its names: tied parameters have several."""
     names: dict[int, list[str]] = {}
     for alias, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(alias)
@@ -78,22 +90,27 @@ def _all_names(model: nn.Module) -> dict[str, list[str]]:
 
 def _why_no_matrix(model: nn.Module, name: str) -> str:
     if ".parametrizations." in f".{name}" or name.endswith(("_orig", "weight_g", "weight_v")):
-        return "parametrized: make it an ordinary weight first (remove_parametrizations, prune.remove)"
+        return "parametrized: make it an ordinary weight first (remove_parametrizations or prune.remove)"
     if model.get_parameter(name).dim() < 2:
         return "not a matrix"
     return "not the weight of a linear layer, convolution or embedding (register_layer adds others)"
 
 
 def warn_if_mostly_left_out(model: nn.Module, reasons: Mapping[str, str | None]) -> None:
-    """Say so when most of the model cannot be pruned: the sparsity is that of the rest."""
-    chosen = ("excluded", "not included")  # that was the user's wish; to freeze is to wish something else
+    """Warn if less than half of the model can be pruned: the sparsity refers to that part only.
+
+    Args:
+        model: The model.
+        reasons: What `choose_prunable` returned.
+    """
+    chosen = ("excluded", "not included")  # by the user. Frozen parameters count: they have other reasons.
     sizes = {name: model.get_parameter(name).numel() for name, why in reasons.items() if why not in chosen}
     pruned, total = sum(size for name, size in sizes.items() if reasons[name] is None), sum(sizes.values())
     if pruned < total / 2:
         largest = sorted((name for name in sizes if reasons[name]), key=lambda name: -sizes[name])
         logger.warning(
-            "only %.1f %% of the model's %d parameters can be pruned, and any sparsity is that of these; "
-            "left out are %s%s (Surgeon.table() lists all)",
+            "only %.1f %% of the model's %d parameters can be pruned, and the sparsity refers to these only; "
+            "not pruned are %s%s (Surgeon.table() lists all)",
             100 * pruned / total, total,
             ", ".join(f"{name} ({reasons[name]})" for name in largest[:3]),
             f" and {len(largest) - 3} more" if len(largest) > 3 else "",
@@ -101,7 +118,15 @@ def warn_if_mostly_left_out(model: nn.Module, reasons: Mapping[str, str | None])
 
 
 def prunable_table(model: nn.Module, reasons: Mapping[str, str | None]) -> str:
-    """For each parameter: its size, sparsity, and whether it is pruned or why not."""
+    """Return a table of all parameters for the terminal.
+
+    Args:
+        model: The model.
+        reasons: What `choose_prunable` returned.
+
+    Returns:
+        A line for each parameter: its size, its share of zeros, and whether it is pruned or why not.
+    """
     rows = [f"{'parameter':<36} {'size':>10} {'zeros':>8}  pruned?"]
     for name, parameter in model.named_parameters():
         zeros = 1 - float((parameter != 0).float().mean()) if parameter.numel() else 0.0

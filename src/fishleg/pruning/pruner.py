@@ -65,7 +65,11 @@ class Pruner:
         return {name: self.weights.expand(name, mask) for name, mask in masks.items()}
 
     def _score(self, layer: Layer, q: InverseFisher, old: Tensor | None) -> Tensor:
-        """Scores in the shape that the pattern selects on; −inf for what is removed already."""
+        """Return scores in the shape that the pattern selects on; −inf for what is removed already.
+
+        Raises:
+            ValueError: A score is not finite.
+        """
         operator, name, pattern = q.unmasked(layer.name), layer.weight, self.weights.pattern
         packed = self._packed(layer, q)
         if pattern.whole_rows:
@@ -84,16 +88,16 @@ class Pruner:
         return scores if gone is None else scores.masked_fill(gone, -torch.inf)
 
     def _packed(self, layer: Layer, q: InverseFisher) -> Tensor:
-        """The layer's parameters as one matrix, in the dtype of its Q."""
+        """Return the layer's parameters as one matrix, in the dtype of its Q."""
         w = layer.pack({part: self.weights.weight(part).detach() for part in layer.names})
         return w.to(q.reference(layer.name).dtype)
 
     @property
     def searches_masks(self) -> bool:
         """Whether masks are improved by a search after the scores have chosen them."""
-        o, pattern = self.options, self.weights.pattern
+        pattern = self.weights.pattern
         single = not (pattern.group_size or pattern.whole_rows)  # weights are scored one by one
-        return bool(o.mask_search_rounds) and o.method == "fishleg" and o.compensation == "joint" and single
+        return bool(self.options.search_rounds) and single
 
     @torch.no_grad()
     def search(self, q: InverseFisher, masks: Masks, removed: Mapping[str, Tensor]) -> Masks:
@@ -121,7 +125,7 @@ class Pruner:
         return {name: self._search(q, {name: mask}, removed, 0.0)[name] for name, mask in masks.items()}
 
     def _search(self, q: InverseFisher, masks: Masks, old: Mapping[str, Tensor], floor: float) -> Masks:
-        """Search among these weights; the number that is kept stays what it is."""
+        """Return better masks of these weights, with the same number of kept weights in total."""
         layers = self.weights.layers
         zeros = {name: self.weights.weight(name) == 0 for name in masks}
         total, left = sum(mask.numel() for mask in masks.values()), sum(int(m.sum()) for m in masks.values())
@@ -132,7 +136,7 @@ class Pruner:
         curvatures = {name: swap_curvature(operator) for name, operator in operators.items()}
 
         def judge(trial: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-            """The predicted loss increase of masks, and what each weight is worth beside the others."""
+            """Return the predicted loss increase of masks, and the score of each weight given the masks."""
             predicted, scores = 0.0, {}
             for name, mask in trial.items():
                 layer, removed = layers[name], self._removed(q, name, mask)
@@ -148,7 +152,7 @@ class Pruner:
         def choose(scores: Mapping[str, Tensor]) -> Masks:
             return self.weights.pattern.select(scores, 1 - kept, floor * kept)
 
-        return search_masks(masks, judge, choose, self.options.mask_search_rounds)
+        return search_masks(masks, judge, choose, self.options.search_rounds)
 
     @torch.no_grad()
     def remove(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> float:
@@ -210,7 +214,7 @@ class Pruner:
         )  # fmt: skip
 
     def _removed(self, q: InverseFisher, name: str, mask: Tensor) -> Tensor:
-        """What a mask removes of the weight's layer, packed; of a restricted Q, what goes now."""
+        """Return what a mask removes from the layer, packed; for a restricted Q, what it removes now."""
         layer, weight = self.weights.layers[name], self.weights.weight
         keep = {part: torch.ones_like(weight(part), dtype=torch.bool) for part in layer.names}
         keep.update(self.weights.vector_masks({name: mask}))
@@ -233,7 +237,7 @@ class Pruner:
 
 
 def _raise_padding(layer: Layer, scores: Tensor) -> Tensor:
-    """Scores in which those of an embedding's padding row, where it is not zero, are the highest.
+    """Return scores in which the padding row of an embedding, if it is not zero, has the highest ones.
 
     Padding has no gradient and looks free; the outputs depend on it all the same.
     """

@@ -1,4 +1,7 @@
-"""TODO."""
+"""OBS saliency: the loss increase that Q predicts for removing a weight, a group or a row.
+
+Each score assumes that the kept weights of the layer compensate optimally. Paper: eq. (obs_score).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,34 @@ from fishleg.inverse.operators import Kronecker, Operator
 
 
 def saliency(w: Tensor, q: Operator) -> Tensor:
-    """ρ_i = w_i² / 2Q_ii, the loss increase of deleting weight i alone, optimally compensated."""
+    """Return the saliency of every single weight.
+
+    ρ_i = w_i² / (2 Q_ii) is the loss increase if weight i alone is removed and the others compensate.
+    Paper: eq. (obs_score).
+
+    Args:
+        w: The weights of a layer, [n_out, n_in].
+        q: The layer's Q.
+
+    Returns:
+        The scores, [n_out, n_in].
+    """
     return w.square() / (2 * q.diag())
 
 
 def group_saliency(w: Tensor, q: Operator, groups: Tensor) -> Tensor:
-    """½ w_Gᵀ (Q_GG)⁻¹ w_G for each row G of groups [count, size] of flat indices: [count]."""
+    """Return the saliency of groups of weights.
+
+    ρ_G = ½ w_Gᵀ (Q_GG)⁻¹ w_G is the loss increase if the weights G are removed and the others compensate.
+
+    Args:
+        w: The weights of a layer, [n_out, n_in].
+        q: The layer's Q.
+        groups: Indices into the flattened w, [count, size].
+
+    Returns:
+        The scores, [count].
+    """
     values = w.flatten()[groups]
     scores = []
     for index, part in zip(groups.split(8192), values.split(8192), strict=True):
@@ -24,10 +49,17 @@ def group_saliency(w: Tensor, q: Operator, groups: Tensor) -> Tensor:
 
 
 def row_saliency(w: Tensor, q: Operator) -> Tensor:
-    """½ w_oᵀ (Q_oo)⁻¹ w_o for each row o (output channel) of w [n_out, n_in]: [n_out].
+    """Return the saliency of every row (output channel).
 
-    For Kronecker forms in closed form: Q_oo = D_o R diag(s_o) Rᵀ D_o with s = (L∘L)E², so the score is
-    ½‖s_o^{-½} ∘ R⁻¹(w_o/d_o)‖².
+    ρ_o = ½ w_oᵀ (Q_oo)⁻¹ w_o. A Kronecker form has a closed form: Q_oo = D_o R diag(s_o) Rᵀ D_o with
+    s = (L∘L)E², so that ρ_o = ½‖s_o^{-½} ∘ R⁻¹(w_o/d_o)‖².
+
+    Args:
+        w: The weights of a layer, [n_out, n_in].
+        q: The layer's Q.
+
+    Returns:
+        The scores, [n_out].
     """
     n_out, n_in = w.shape
     if isinstance(q, Kronecker):

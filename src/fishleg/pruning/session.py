@@ -94,7 +94,7 @@ class PruningSession:
 
         What is wrong with the data or the model raises here, before any long work.
         """
-        if self._dense is None:
+        if self._dense is None and not self.surgeon.history:
             self._dense = self.surgeon.output_change.outputs()
         self._make_fine_tuner()
 
@@ -220,5 +220,9 @@ class PruningSession:
             state: The saved state.
         """
         self.surgeon.load_state_dict(state["surgeon"])
+        if state["fine_tuner"] is not None:
+            self._make_fine_tuner()
         if self.fine_tuner is not None and state["fine_tuner"] is not None:
             self.fine_tuner.load_state_dict(state["fine_tuner"])
+            # FishLeg's own Q shares the generator and has restored it as well; what the surgeon says counts.
+            self.surgeon.curvature.generator.set_state(state["surgeon"]["curvature"]["generator"])

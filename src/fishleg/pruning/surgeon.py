@@ -90,7 +90,8 @@ class Surgeon:
         self._check_method()
         self.curvature = InverseSource(
             model, loader, self.likelihood, replace(self.options, relative_damping=self._relative_damping()),
-            only=set(self.weights.names), forward=forward, generator=generator, on_step=on_auxiliary_step,
+            only=set(self.weights.names), layers=self.weights.all_layers, forward=forward,
+            generator=generator, on_step=on_auxiliary_step,
         )  # fmt: skip
         self.output_change = OutputChange(
             model, loader, self.likelihood, forward, self.options.measure_batches
@@ -98,6 +99,7 @@ class Surgeon:
         self._batchnorm = BatchNormRefresh(model, loader, forward, self.options.batchnorm_batches)
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
+        self._data_checked = False
 
     def _check_method(self) -> None:
         """Raise where a layer is beyond the method, before any work."""
@@ -108,11 +110,11 @@ class Surgeon:
             check([self.weights.layers[name] for name in self.weights.names])
 
     def _relative_damping(self) -> float:
-        """The relative damping that was given, or else what suits.
+        """Return the relative damping of the options, or a default that suits pattern and mask search.
 
-        A mask search is guided by all that Q knows, and damping blurs it; single scores are better with
-        more. So is a Q that follows a model in training, which is noisier. To remove a whole row is a large
-        step, of which a quadratic model knows little.
+        A mask search works best with little damping, because it uses all of Q. Single scores need more, and
+        so does a Q that follows a model in training, which is noisier. Whole rows need most: their removal
+        is a large step, for which a quadratic model is least accurate.
         """
         if self.options.relative_damping is not None:
             return self.options.relative_damping
@@ -141,12 +143,17 @@ class Surgeon:
         """Return a line for each parameter: its size, sparsity, and whether it is pruned or why not."""
         return self.weights.table()
 
+    @gradients_enabled()
     def update_inverse(self) -> InverseFisher:
         """Bring Q up to date with the model: estimate, refine or reuse it.
 
         Returns:
             Q.
+
+        Raises:
+            ValueError: The first batches do not suit the model, its outputs or the likelihood.
         """
+        self._check_data()
         return self.curvature.update(self.masks, self.refine_steps)
 
     @gradients_enabled()
@@ -167,13 +174,15 @@ class Surgeon:
             What the step did.
 
         Raises:
-            ValueError: The sparsity is not above the present one, or pattern and floor do not allow it.
+            ValueError: The sparsity is not above the present one, pattern and floor do not allow it, or the
+                first batches do not suit the model.
         """
         sparsity = self._check_rises(as_sparsity(sparsity))
-        cuts = cuts or self.options.cuts or 1
+        cuts = (self.options.cuts or 1) if cuts is None else cuts
+        if cuts < 1:
+            raise ValueError(f"cuts must be >= 1, got {cuts}")
         before = self.output_change.outputs()
-        if not self.history:
-            self._check_first_batches(before)
+        self._check_data(before)
         zeros = {name: self._zeros(name) for name in self.weights.names}
         batch = next(iter(self.output_change.batches), None)
         moments = self._batchnorm.moments(batch)
@@ -197,7 +206,11 @@ class Surgeon:
         return step
 
     def _cut(self, q: InverseFisher, sparsity: float) -> float:
-        """Choose, remove and compensate; returns the predicted loss increase."""
+        """Choose weights, remove them and compensate.
+
+        Returns:
+            The predicted loss increase.
+        """
         chosen = self.pruner.search(q, self.pruner.select(q, sparsity, self.masks), self.masks)
         predicted = self.pruner.remove(q, chosen)
         vectors = self.weights.vector_masks(chosen, self.weights.norms)
@@ -227,12 +240,16 @@ class Surgeon:
         diagnostics.warn_about_loose_zeros(loose, step.sparsity, str(self.options.pattern))
 
     def _zeros(self, name: str) -> Tensor:
-        """The zeros of a weight, except those of padding rows, which are zero for good."""
+        """Return where a weight is zero, except in padding rows, which always stay zero."""
         zero = self.weights.weight(name) == 0
         padding = self.weights.layers[name].padding_rows(zero.device)
         return zero if padding is None else zero & ~padding
 
-    def _check_first_batches(self, outputs: list[Tensor]) -> None:
+    def _check_data(self, outputs: list[Tensor] | None = None) -> None:
+        """Check the first batches and the outputs on them, once, before any long work."""
+        if self._data_checked or self.history:
+            return
+        outputs = self.output_change.outputs() if outputs is None else outputs
         batches = self.output_change.batches or [next(cycle(self.loader))]  # an empty loader raises
         diagnostics.warn_about_outputs(outputs, batches, self.likelihood)
         if self.predicts:
@@ -240,6 +257,7 @@ class Surgeon:
             diagnostics.warn_about_unused_weights(
                 self.model, self.weights.names, batches, self.forward, self.options.sub_batch
             )
+        self._data_checked = True
 
     def _check_rises(self, sparsity: float) -> float:
         rises = not self.history or sparsity > self.history[-1].target

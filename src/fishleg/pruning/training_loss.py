@@ -66,7 +66,9 @@ class TrainingLoss:
             The loss, its least possible value, and whether any label counts.
 
         Raises:
-            ValueError: The batch has no targets and there is no teacher.
+            ValueError: The batch has no targets and there is no teacher, or its targets do not fit.
+            IndexError: A target is out of range; torch's own error.
+            RuntimeError: The likelihood fails for another reason; torch's own error.
         """
         likelihood = self.likelihood
         f = at_least_float32(self.forward(self.model, batch))

@@ -28,6 +28,7 @@ class PrunableWeights:
 
     Attributes:
         names: The names of the weights that are pruned.
+        all_layers: Every layer of the model, as Q has one block for each.
         layers: The layer of every weight matrix of the model, by the name of the weight.
         reasons: For every parameter, None if it is pruned, else why not.
         norms: By weight, the BatchNorm parameters that go with a removed row.
@@ -45,9 +46,8 @@ class PrunableWeights:
         forward: Forward,
     ) -> None:
         self.model, self.pattern = model, pattern
-        self.layers: dict[str, Layer] = {
-            layer.weight: layer for layer in find_layers(model) if layer.is_matrix
-        }
+        self.all_layers = find_layers(model)
+        self.layers: dict[str, Layer] = {layer.weight: layer for layer in self.all_layers if layer.is_matrix}
         rows = pattern.whole_rows
         outputs = output_layers(model, self.layers, loader, forward) if rows else set()
         self.reasons = choose_prunable(model, self.layers, pattern, options, outputs=outputs)

@@ -1,4 +1,7 @@
-"""One run on disk: recipe, directory, checkpoints, budgets, metrics, report; what the command line drives."""
+"""Pruning runs on disk: recipe, directory, checkpoints, budgets, metrics and report.
+
+The command line is a thin layer over this package. Python code can use it as well.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from fishleg.runs.sensitivity import sensitivity
     from fishleg.runs.sources import Data
 
-# Imported when first used: recipes and errors must not wait for torch.
+# Imported when first used: recipes and errors do not need torch, which takes seconds to import.
 _HOMES = {
     "Data": "sources",
     "Interrupted": "errors",

@@ -1,4 +1,4 @@
-"""Several methods on the same budget: a run each, then one table and one picture."""
+"""Compare several methods on the same budget: one run for each, one table and one picture for all."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from fishleg.runs.events import read_events
 from fishleg.runs.recipe import Recipe
 from fishleg.runs.run import Run, resume, start
 
-# what each method is published with; the others compensate as the recipe says
+# The compensation that each method is published with. Other methods use the recipe's.
 _COMPENSATION = {"magnitude": "none", "obert": "sum", "mfac": "sum"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The records of all runs by method, and the metric against sparsity of each."""
+    """The results of several methods.
+
+    Args:
+        records: The record of each run (run.json), by method.
+        curves: Pairs (sparsity, metric) after each stage, by method.
+    """
 
     records: dict[str, dict[str, Any]]
     curves: dict[str, list[tuple[float, float]]]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the main results by method, as values for JSON."""
         keys = ("sparsity", "sparse", "dense", "metric", "bytes_sparse", "macs_sparse", "seconds", "warnings")
         return {
             method: {**{k: record.get(k) for k in keys}, "curve": self.curves[method]}
@@ -36,17 +41,17 @@ class Comparison:
         }
 
     def table(self) -> str:
-        """For people, best first."""
+        """Return a table for the terminal, the best method first."""
         first = next(iter(self.records.values()))
         percent, name = first["metric_unit"] == "%", first["metric"]
 
-        def shown(value: float) -> str:
+        def formatted(value: float) -> str:
             return f"{100 * value:.2f} %" if percent else f"{value:.4g}"
 
         ranked = sorted(
             self.records, key=lambda m: self.records[m]["sparse"]["metric"], reverse=first["higher_is_better"]
         )
-        lines = [f"dense {name} {shown(first['dense']['metric'])}"]
+        lines = [f"dense {name} {formatted(first['dense']['metric'])}"]
         lines.append(
             f"{'method':<12}{name:>12}{'sparsity':>10}{'packed bytes':>14}{'MACs kept':>11}{'seconds':>9}"
         )
@@ -54,13 +59,20 @@ class Comparison:
             r = self.records[method]
             macs = r["macs_sparse"] / r["macs_dense"] if r.get("macs_dense") else float("nan")
             lines.append(
-                f"{method:<12}{shown(r['sparse']['metric']):>12}{r['sparsity']:>10.2%}{r['bytes_sparse']:>14,}"
-                f"{macs:>11.1%}{r['seconds']:>9.0f}"
+                f"{method:<12}{formatted(r['sparse']['metric']):>12}{r['sparsity']:>10.2%}"
+                f"{r['bytes_sparse']:>14,}{macs:>11.1%}{r['seconds']:>9.0f}"
             )
         return "\n".join(lines)
 
     def draw(self, path: Path) -> bool:
-        """The curves as a picture; False without matplotlib."""
+        """Draw the metric against the sparsity.
+
+        Args:
+            path: The file to write; its ending gives the format.
+
+        Returns:
+            Whether it was drawn; False if matplotlib is not installed.
+        """
         try:
             from matplotlib.figure import Figure
         except ImportError:
@@ -88,12 +100,12 @@ def compare_methods(
     base: Path | None = None,
     on_run: Callable[[Run], None] | None = None,
 ) -> Comparison:
-    """Run several methods on the same budget, one after another; finished runs are not done again.
+    """Run several methods on the same budget, one after another. Finished runs are not repeated.
 
-    The empirical Fisher is used by those methods that know it, and by none of the others.
+    With `empirical = true` the methods that support the empirical Fisher use it; the others do not.
 
     Args:
-        recipe: What all runs have in common; each gets a directory under its `out`.
+        recipe: The options that all runs share; each run gets a directory inside its `out`.
         methods: The names of the methods.
         base: The directory that relative paths refer to; default: the current one.
         on_run: Called with each run before it starts, for instance to show its progress.
@@ -120,7 +132,11 @@ def compare_methods(
 
 
 def _recipes(recipe: Recipe, methods: Sequence[str], base: Path) -> dict[str, Recipe]:
-    """The recipe of each method; all of them before the first run, so that every error shows at once."""
+    """Return the recipe of each method. All are checked before the first run starts.
+
+    Raises:
+        ToolError: A method is unknown or named twice, or a directory is in use.
+    """
     if not methods:
         raise ToolError(f"methods must name at least one of {', '.join(METHODS)}")
     for method in methods:

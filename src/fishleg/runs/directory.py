@@ -1,4 +1,4 @@
-"""The directory of a run: what its files are called, who may use it, what its record says."""
+"""The directory of a run: the names of its files, its record, and its lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fishleg.runs.errors import ToolError
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there, two processes on one run are not noticed
+except ImportError:  # on Windows there is no lock, and two processes on one run are not detected
     fcntl = None  # type: ignore[assignment]
 
 
@@ -23,20 +23,27 @@ SMALL = "small.safetensors"
 
 
 def check_unused(directory: Path) -> None:
-    """A directory that holds a run is never overwritten."""
+    """Check that a new run can write to a directory without overwriting anything.
+
+    Args:
+        directory: The directory; it need not exist.
+
+    Raises:
+        ToolError: It holds a run or files of that name already, or it cannot be written to.
+    """
     try:
         used = (directory / RUN).exists()
     except OSError as error:  # such as a name that is too long
         raise ToolError(f"out: {directory} cannot be written: {error.strerror or error}") from None
     if used:
         status = read_record(directory).get("status")
-        go_on = "" if status == "finished" else f", go on with it (fishleg resume {directory})"
-        raise ToolError(f"{directory} holds a run already ({status}): choose another out{go_on} or delete it")
+        other = "" if status == "finished" else f", continue it (fishleg resume {directory})"
+        raise ToolError(f"{directory} holds a run already ({status}): choose another out{other} or delete it")
     parent = next(p for p in (directory, *directory.parents) if p.exists())
     if not parent.is_dir():
         raise ToolError(f"out: {directory} cannot be written, {parent} is a file, not a directory")
     written = [MODEL, PACKED, REPORT]
-    if not (directory / DENSE).exists():  # else it is a run of ours that was killed before it had a record
+    if not (directory / DENSE).exists():  # otherwise a run was killed here before it wrote its record
         written.append(RECIPE)
     taken = [name for name in written if (directory / name).exists()]
     if taken:
@@ -46,7 +53,17 @@ def check_unused(directory: Path) -> None:
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """The run.json of a directory."""
+    """Return the record of a run.
+
+    Args:
+        directory: The directory of the run.
+
+    Returns:
+        The content of run.json.
+
+    Raises:
+        ToolError: There is no run.json, or it cannot be read.
+    """
     try:
         record = json.loads((directory / RUN).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -60,11 +77,23 @@ def read_record(directory: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Two processes must not work on one run; the lock goes with the process, however it ends."""
+    """Lock a run inside the `with` block, so that no second process works on it.
+
+    The operating system releases the lock when the process ends, however it ends.
+
+    Args:
+        path: The lock file.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ToolError: Another process holds the lock.
+    """
     with open(path, "a") as file:
         if fcntl is not None:
             try:
-                # not flock: workers of a DataLoader would inherit that, and outlive a killed run for seconds
+                # not flock: DataLoader workers inherit such a lock and outlive a killed run by seconds
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ToolError(f"another process is working on {path.parent}") from None

@@ -1,11 +1,11 @@
-"""What the tool raises when the user, the data or the machine is at fault: one clear message each."""
+"""Errors of a run that the user can correct; the command line shows their message only."""
 
 from __future__ import annotations
 
 
 class ToolError(ValueError):
-    """An error that is shown as one message without a traceback."""
+    """An error that the user can correct. The command line shows it without a traceback."""
 
 
 class Interrupted(ToolError):
-    """The run was stopped from outside and can be resumed."""
+    """The run was stopped by a signal. It can be resumed."""

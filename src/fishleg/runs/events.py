@@ -1,6 +1,7 @@
-"""What happens in a run, as a stream of small records: to files always, to trackers where asked for.
+"""Events of a run, and the listeners that log them: files, TensorBoard, Weights & Biases.
 
-An event is a flat mapping with "event" and "time" (seconds of work since the start, over all restarts).
+An event is a flat dictionary. "event" is its kind, and "time" the seconds of work since the start of the
+run, over all restarts.
 """
 
 from __future__ import annotations
@@ -18,40 +19,48 @@ from fishleg.runs.directory import LOG
 from fishleg.runs.errors import ToolError
 
 Event = dict[str, Any]
-COLUMNS = (
+_COLUMNS = (
     "time", "event", "stage", "step", "target", "sparsity", "loss", "metric", "predicted", "measured",
     "gauge", "lr", "phase",
 )  # fmt: skip
 
 
 class Listener(Protocol):
-    """Anything that wants to know; see `FileLog`, `TensorBoard`, `WeightsAndBiases` and the display."""
+    """Receives the events of a run, such as `FileLog`, `TensorBoard`, `WeightsAndBiases` or a display."""
 
     def event(self, event: Event) -> None:
-        """Take note of one event."""
+        """Receive an event.
+
+        Args:
+            event: The event.
+        """
 
     def close(self) -> None:
-        """There will be no more."""
+        """Release resources: no further event will come."""
 
 
 class FileLog:
-    """log.jsonl and log.csv in the run's directory.
+    """Writes log.jsonl and log.csv.
 
-    A resumed run cuts off what was written after its checkpoint (`rewind`) and so logs nothing twice.
+    A resumed run first removes what was written after its checkpoint (`rewind`), so that nothing is logged
+    twice.
+
+    Args:
+        directory: The directory of the run.
     """
 
     def __init__(self, directory: Path) -> None:
         self.paths = directory / LOG, directory / "log.csv"
         self.files = [open(path, "ab") for path in self.paths]  # noqa: SIM115
         if self.files[1].tell() == 0:
-            self._write(1, ",".join(COLUMNS) + "\n")
+            self._write(1, ",".join(_COLUMNS) + "\n")
 
     def event(self, event: Event) -> None:
-        """Append to both files."""
+        """Append an event to both files."""
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
         self._write(0, json.dumps(finite) + "\n")
         row = io.StringIO()
-        csv.writer(row, lineterminator="\n").writerow([finite.get(column, "") for column in COLUMNS])
+        csv.writer(row, lineterminator="\n").writerow([finite.get(column, "") for column in _COLUMNS])
         self._write(1, row.getvalue())
 
     def _write(self, which: int, text: str) -> None:
@@ -61,13 +70,17 @@ class FileLog:
         except OSError as error:
             raise ToolError(f"cannot write {self.paths[which]}: {error.strerror or error}") from error
 
-    def place(self) -> list[int]:
-        """Bytes written so far."""
+    def position(self) -> list[int]:
+        """Return the number of bytes in each file."""
         return [file.tell() for file in self.files]
 
-    def rewind(self, place: list[int]) -> None:
-        """Forget what was written after `place`."""
-        for path, file, size in zip(self.paths, self.files, place, strict=True):
+    def rewind(self, position: list[int]) -> None:
+        """Remove what was written after a position.
+
+        Args:
+            position: What `position` returned.
+        """
+        for path, file, size in zip(self.paths, self.files, position, strict=True):
             file.flush()
             if path.stat().st_size > size:
                 os.truncate(path, size)
@@ -80,7 +93,15 @@ class FileLog:
 
 
 def check_trackers(tensorboard: bool, wandb: str | None) -> None:
-    """Say so before a run begins if what it should log to is not installed."""
+    """Check that the packages that the run should log to are installed.
+
+    Args:
+        tensorboard: Whether the run logs to TensorBoard.
+        wandb: The Weights & Biases project that it logs to; None: it does not.
+
+    Raises:
+        ToolError: A package is missing.
+    """
     if tensorboard and find_spec("tensorboard") is None:
         raise ToolError("tensorboard = true needs TensorBoard: pip install tensorboard")
     if wandb is not None and find_spec("wandb") is None:
@@ -88,7 +109,14 @@ def check_trackers(tensorboard: bool, wandb: str | None) -> None:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, where it is installed."""
+    """Logs the numbers of each event to TensorBoard.
+
+    Args:
+        directory: The directory of the run.
+
+    Raises:
+        ToolError: TensorBoard is not installed.
+    """
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -99,18 +127,27 @@ class TensorBoard:
         self.count = 0
 
     def event(self, event: Event) -> None:
-        """Every number of the event, under event/name."""
+        """Log every number of the event under the name event/name."""
         self.count += 1
-        for name, value in scalars(event).items():
+        for name, value in _scalars(event).items():
             self.writer.add_scalar(f"{event['event']}/{name}", value, self.count)
 
     def close(self) -> None:
-        """Flush."""
+        """Write what is buffered and close the file."""
         self.writer.close()
 
 
 class WeightsAndBiases:
-    """The same for Weights & Biases."""
+    """Logs the numbers of each event to Weights & Biases.
+
+    Args:
+        project: The name of the project.
+        directory: The directory of the run.
+        recipe: All options of the run.
+
+    Raises:
+        ToolError: Weights & Biases is not installed.
+    """
 
     def __init__(self, project: str, directory: Path, recipe: dict[str, Any]) -> None:
         try:
@@ -120,21 +157,28 @@ class WeightsAndBiases:
         self.run = wandb.init(project=project, dir=str(directory), config=recipe, resume="allow")
 
     def event(self, event: Event) -> None:
-        """Every number of the event, under event/name."""
-        self.run.log({f"{event['event']}/{name}": value for name, value in scalars(event).items()})
+        """Log every number of the event under the name event/name."""
+        self.run.log({f"{event['event']}/{name}": value for name, value in _scalars(event).items()})
 
     def close(self) -> None:
-        """Tell the server that the run is over."""
+        """Mark the run as finished on the server."""
         self.run.finish()
 
 
-def scalars(event: Event) -> dict[str, float]:
-    """The numbers in an event."""
+def _scalars(event: Event) -> dict[str, float]:
+    """Return the numbers in an event."""
     return {k: v for k, v in event.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
 
 def read_events(path: Path) -> list[Event]:
-    """The events of a log.jsonl; a line that was cut off by a crash is left out."""
+    """Return the events of a log. A line that a crash has cut off is left out.
+
+    Args:
+        path: The file log.jsonl; it may be missing.
+
+    Returns:
+        The events in order.
+    """
     events = []
     for line in path.read_text().splitlines() if path.is_file() else []:
         try:

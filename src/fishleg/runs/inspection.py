@@ -1,4 +1,4 @@
-"""Looking into checkpoints: what is zero, which pattern holds, how large it is, how it was made, how good."""
+"""Inspect and evaluate checkpoints and runs: sparsity, pattern, size, origin and accuracy."""
 
 from __future__ import annotations
 
@@ -20,26 +20,50 @@ from fishleg.runs.weights import apply_weights, load_weights
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """One tensor of a checkpoint."""
+    """Facts about one tensor of a checkpoint.
+
+    Args:
+        name: The name of the tensor.
+        shape: Its shape.
+        size: The number of its entries.
+        sparsity: The share of zeros.
+        kept: The number of entries that are not zero.
+        pattern: The strictest N:M pattern that holds along the inputs, or "".
+        dead_rows: The number of rows that are zero everywhere.
+        holds: Whether the requested pattern holds; None: none was requested, or the tensor has no zeros.
+    """
 
     name: str
     shape: list[int]
     size: int
     sparsity: float
     kept: int
-    pattern: str  # the tightest N:M that holds along the inputs, if any
+    pattern: str
     dead_rows: int
-    holds: bool | None = None  # the pattern that was asked for
+    holds: bool | None = None
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect_path` found."""
+    """Facts about a checkpoint.
+
+    Args:
+        path: The file.
+        bytes: Its size.
+        bytes_packed: Its size in packed form.
+        sparsity: The share of zeros in the weights that the run prunes. If the run is unknown, in the
+            matrices that have zeros.
+        sparsity_of: The weights that `sparsity` refers to, in words.
+        tensors: Facts about each tensor.
+        made: How it was made: entries of the run's record, its recipe, the state of its masks.
+        pattern: The requested pattern.
+        holds: Whether the requested pattern holds in every matrix that has zeros.
+    """
 
     path: str
     bytes: int
     bytes_packed: int
-    sparsity: float  # of what the run prunes; where no run tells, of the matrices that have zeros
+    sparsity: float
     sparsity_of: str
     tensors: list[TensorFacts]
     made: dict[str, Any]
@@ -47,11 +71,11 @@ class Inspection:
     holds: bool | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return all facts as values for JSON."""
         return asdict(self)
 
     def table(self) -> str:
-        """For people."""
+        """Return a table for the terminal."""
         width = max(len(t.name) for t in self.tensors)
         lines = [
             f"{'tensor':<{width}} {'shape':>16} {'size':>10} {'kept':>10} {'zeros':>8} {'pattern':>8} "
@@ -65,7 +89,7 @@ class Inspection:
                 f"{t.name:<{width}} {shape:>16} {t.size:>10,} {t.kept:>10,} {t.sparsity:>8.1%} "
                 f"{t.pattern:>8} {dead:>10}{verdict}"
             )
-        lines.append(f"\n{self.path}: {self.bytes:,} bytes; packed it takes {self.bytes_packed:,}")
+        lines.append(f"\n{self.path}: {self.bytes:,} bytes; packed size {self.bytes_packed:,} bytes")
         lines.append(f"sparsity of the {self.sparsity_of}: {self.sparsity:.2%}")
         if self.pattern is not None:
             lines.append(f"pattern {self.pattern}: {'holds' if self.holds else 'does NOT hold'}")
@@ -74,7 +98,18 @@ class Inspection:
 
 
 def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
-    """Inspect a state dict (.safetensors, .pt), a packed one, a checkpoint of a run, or a run's directory."""
+    """Inspect a state dict (.safetensors, .pt), a packed one, a checkpoint of a run, or a run's directory.
+
+    Args:
+        path: The file or directory.
+        pattern: A pattern to check, such as "2:4".
+
+    Returns:
+        The facts.
+
+    Raises:
+        ToolError: There is no such file, or it holds no state dict.
+    """
     from safetensors.torch import save as to_bytes
 
     made: dict[str, Any] = {}
@@ -109,7 +144,7 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
     pruned = [t for t in tensors if t.name in (prunable or zeroed)]
     sparsity_of = "prunable matrices" if prunable else "matrices that have zeros"
     zeros, total = sum(t.sparsity * t.size for t in pruned), sum(t.size for t in pruned)
-    beside = path.with_name("packed.safetensors")  # a run's, with its recipe
+    beside = path.with_name("packed.safetensors")  # of a run; it also holds the recipe
     if path.name in ("model.safetensors", beside.name) and beside.is_file():
         packed = beside.stat().st_size
     else:
@@ -125,16 +160,16 @@ def _facts(name: str, tensor: Tensor, pattern: str | None) -> TensorFacts:
     matrix = tensor.dim() > 1 and tensor.is_floating_point()
     found = ""
     if matrix and sparsity > 0:
-        # far above a pattern's own sparsity it holds by accident, and says nothing
+        # far above a pattern's own sparsity it holds by chance
         named = {"1:4": 0.75, "1:2": 0.5, "2:4": 0.5, "4:8": 0.5}
         fits = (p for p, limit in named.items() if sparsity < limit + 0.02 and _holds(tensor, p))
         found = next(fits, "")
     dead = int((tensor.flatten(1) == 0).all(1).sum()) if matrix else 0
-    asked = None
+    holds = None
     if pattern is not None and matrix and sparsity > 0:
-        asked = _holds(tensor, pattern)
+        holds = _holds(tensor, pattern)
     kept = int((tensor != 0).sum())
-    return TensorFacts(name, list(tensor.shape), tensor.numel(), sparsity, kept, found, dead, asked)
+    return TensorFacts(name, list(tensor.shape), tensor.numel(), sparsity, kept, found, dead, holds)
 
 
 def _holds(tensor: Tensor, pattern: str) -> bool:
@@ -161,7 +196,7 @@ def _how_made(directory: Path) -> dict[str, Any]:
 
 
 def _prunable(directory: Path) -> set[str]:
-    """The weights that the run in a directory prunes; some may have no zeros."""
+    """Return the weights that the run in a directory prunes; some may have no zeros."""
     if not (directory / "run.json").is_file():
         return set()
     layers = read_record(directory).get("layers", [])
@@ -169,7 +204,7 @@ def _prunable(directory: Path) -> set[str]:
 
 
 def _masks_inside(content: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
-    """What a checkpoint of a run says of its masks, and whether its weights obey them."""
+    """Return how far a run's checkpoint is, and whether its weights agree with its masks."""
     surgeon = (content.get("session") or {}).get("surgeon")
     if not isinstance(surgeon, dict):
         return {}
@@ -177,7 +212,7 @@ def _masks_inside(content: dict[str, Any], state: dict[str, Tensor]) -> dict[str
     removed = sum(int((~mask).sum()) for mask in masks.values())
     alive = sum(int((state[name][~mask] != 0).sum()) for name, mask in masks.items() if name in state)
     stages, step = len(surgeon["history"]), (content["session"].get("fine_tuner") or {}).get("step")
-    place = f"{stages} prunings done" + ("" if step is None else f", training step {step}")
+    place = f"{stages} pruning steps done" + ("" if step is None else f", training step {step}")
     obeyed = "all of them zero" if not alive else f"{alive:,} of them NOT zero"
     return {"place": place, "masks": f"{removed:,} weights of {len(masks)} tensors masked, {obeyed}"}
 
@@ -193,7 +228,14 @@ def _recipe_inside(path: Path) -> dict[str, Any]:
 
 
 def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Metric and loss of the model that a recipe describes."""
+    """Evaluate the model that a recipe names.
+
+    Args:
+        recipe: The model and the data.
+
+    Returns:
+        The metric by its name, and the loss if there are labels.
+    """
     prepared = prepare(recipe, prunes=False)
     result = prepared.evaluator(prepared.model)
     shown = {prepared.evaluator.name: result.metric}
@@ -203,14 +245,24 @@ def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def evaluate_run(directory: Path) -> dict[str, Any]:
-    """The same for the final model of a run."""
+    """Evaluate the final model of a run.
+
+    Args:
+        directory: The directory of the run.
+
+    Returns:
+        The metric by its name, and the loss if there are labels.
+
+    Raises:
+        ToolError: There is no run, or it has no final model yet.
+    """
     record = read_record(directory)
     if not (directory / "model.safetensors").is_file():
         raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
     if not isinstance(record.get("base"), str):
         raise ToolError(f"{directory / 'run.json'} holds no record of a run")
     recipe = make_recipe(load_recipe(directory / "recipe.toml"))
-    # the dense model first: without labels it is what the sparse one is compared with
+    # without labels the sparse model is compared with the dense one, which is therefore loaded first
     dense = checkpoint.load(directory / "dense.ckpt")
     prepared = prepare(recipe, Path(record["base"]), prunes=False, dense=dense)
     sparse = (directory / "model.safetensors").resolve()

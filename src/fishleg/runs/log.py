@@ -1,4 +1,4 @@
-"""What the outside sees of a run: events as they happen, warnings, times, and the record in run.json."""
+"""The log of a run: its events, warnings and times, and the record in run.json."""
 
 from __future__ import annotations
 
@@ -14,21 +14,38 @@ from fishleg.runs.errors import ToolError
 from fishleg.runs.events import Event, FileLog, Listener, TensorBoard, WeightsAndBiases
 from fishleg.runs.recipe import Recipe
 
-TIMED = ("estimate", "prune", "train", "evaluate", "checkpoint")
+_TIMED = ("estimate", "prune", "train", "evaluate", "checkpoint")
 
 
 class RunLog:
-    """Keeps `record`, tells every listener, and counts seconds of work over all restarts."""
+    """Passes events to listeners, keeps the record, and counts seconds of work over all restarts.
+
+    Args:
+        directory: The directory of the run.
+        record: The content of run.json; it is updated in place.
+        listeners: Objects that receive every event.
+
+    Attributes:
+        log: The log files; None before `open`.
+        timing: Seconds by kind of work.
+    """
 
     def __init__(self, directory: Path, record: dict[str, Any], listeners: Sequence[Listener] = ()) -> None:
         self.directory, self.record = directory, record
         self.listeners = list(listeners)
         self.log: FileLog | None = None
-        self.timing = dict.fromkeys(TIMED, 0.0)
+        self.timing = dict.fromkeys(_TIMED, 0.0)
         self._seconds, self._since = 0.0, time.monotonic()
 
     def open(self, recipe: Recipe) -> None:
-        """Make the directory and the logs in it; listeners that were there before come after those."""
+        """Create the directory and its logs. They receive each event before the other listeners.
+
+        Args:
+            recipe: All options of the run.
+
+        Raises:
+            ToolError: The directory cannot be written to, or a tracker is not installed.
+        """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             (self.directory / CHECKPOINTS).mkdir(exist_ok=True)
@@ -43,41 +60,70 @@ class RunLog:
         self.listeners = [self.log, *trackers, *self.listeners]
 
     def close(self) -> None:
-        """There will be no more events."""
+        """Close every listener."""
         for listener in self.listeners:
             listener.close()
 
     def emit(self, kind: str, **values: Any) -> None:
-        """Tell every listener."""
+        """Send an event to every listener.
+
+        Args:
+            kind: The kind of the event.
+            values: Its other entries.
+        """
         event: Event = {"event": kind, "time": round(self.elapsed(), 3), **values}
         for listener in self.listeners:
             listener.event(event)
 
     def warn(self, message: str) -> None:
-        """Something that the user must know: on the display, in the log and in the report; once."""
+        """Show a warning on the display, in the log and in the report; each text only once.
+
+        Args:
+            message: The text.
+        """
         if message not in self.record["warnings"]:
             self.record["warnings"].append(message)
             self.emit("warning", message=f"warning: {message}")
 
     def status(self, status: str, error: str | None = None) -> None:
-        """Write run.json."""
+        """Write run.json.
+
+        Args:
+            status: "running", "finished", "interrupted" or "failed".
+            error: The error that ended the run.
+        """
         self.record |= self.summary(status, error)
-        ending = status in ("failed", "interrupted")  # then the reason matters more than a full disk
+        ending = status in ("failed", "interrupted")  # a full disk must not hide the error that ends the run
         with contextlib.suppress(OSError) if ending else contextlib.nullcontext():
             checkpoint.write_json(self.directory / RUN, self.record)
 
     def summary(self, status: str, error: str | None = None) -> dict[str, Any]:
-        """The part of the record that every writing renews."""
+        """Return the entries of the record that change with every write.
+
+        Args:
+            status: The status of the run.
+            error: The error that ended the run.
+
+        Returns:
+            Status, error, seconds of work, and seconds by kind of work.
+        """
         timing = {name: round(value, 2) for name, value in self.timing.items()}
         return {"status": status, "error": error, "seconds": round(self.elapsed(), 1), "timing": timing}
 
     def elapsed(self) -> float:
-        """Seconds of work since the start."""
+        """Return the seconds of work since the start of the run, over all restarts."""
         return self._seconds + time.monotonic() - self._since
 
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Count the seconds inside under a name."""
+        """Add the seconds spent inside the `with` block to `timing`.
+
+        Args:
+            what: The kind of work.
+
+        Yields:
+            Nothing.
+        """
         before = time.monotonic()
         try:
             yield
@@ -85,12 +131,16 @@ class RunLog:
             self.timing[what] += time.monotonic() - before
 
     def state_dict(self) -> dict[str, Any]:
-        """Times, and how far the logs are."""
+        """Return the times, and the position in the log files."""
         assert self.log is not None
-        return {"timing": dict(self.timing), "seconds": self.elapsed(), "log": self.log.place()}
+        return {"timing": dict(self.timing), "seconds": self.elapsed(), "log": self.log.position()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to there: what was logged afterwards is cut off."""
+        """Restore what `state_dict` returned, and remove what was logged after it.
+
+        Args:
+            state: The saved state.
+        """
         assert self.log is not None
         self.timing = dict(state["timing"])
         self._seconds, self._since = state["seconds"], time.monotonic()

@@ -1,4 +1,4 @@
-"""Multiply-adds of a forward pass, by weight matrix."""
+"""Count the multiply-adds of a forward pass for each weight matrix."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from fishleg.runtime.modes import evaluation_mode
 
 @torch.no_grad()
 def count_macs(model: nn.Module, batch: Any, forward: Forward) -> dict[str, int]:
-    """Multiply-adds per example of each weight matrix that takes part in a forward pass, by parameter name.
+    """Return the multiply-adds per example of each weight matrix.
 
-    Each entry of a weight is used once per output position: positions × size.
+    Each entry of a weight is used once per output position: their number is positions × size.
+
+    Args:
+        model: The model.
+        batch: A batch.
+        forward: How the model is called on a batch.
+
+    Returns:
+        Multiply-adds by parameter name, for the weights that take part in the forward pass. Embeddings are
+        looked up and need none.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     found: dict[str, int] = {}
@@ -28,7 +37,7 @@ def count_macs(model: nn.Module, batch: Any, forward: Forward) -> dict[str, int]
             found[name] = found.get(name, 0) + positions * weight.numel()
 
     def count(module: nn.Module, _: Any, output: Any) -> None:
-        if isinstance(module, nn.MultiheadAttention):  # it uses its weights itself, out_proj's included
+        if isinstance(module, nn.MultiheadAttention):  # it uses all its weights without calling out_proj
             positions = output[0].numel() // (size * module.embed_dim)
             for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
                 add(getattr(module, name, None), positions)
@@ -44,7 +53,7 @@ def count_macs(model: nn.Module, batch: Any, forward: Forward) -> dict[str, int]
             return
         if isinstance(module, nn.Embedding):
             return
-        # convolutions have their channels second, everything else last
+        # the channels are dimension 1 of a convolution's output, and the last one of other layers
         channels = output.shape[1] if weight.dim() > 2 else output.shape[-1]
         add(weight, output.numel() // (size * max(channels, 1)))
 
@@ -59,5 +68,13 @@ def count_macs(model: nn.Module, batch: Any, forward: Forward) -> dict[str, int]
 
 
 def kept_macs(macs: Mapping[str, int], masks: Mapping[str, Tensor]) -> int:
-    """Multiply-adds that remain under the masks."""
+    """Return the multiply-adds that remain after pruning.
+
+    Args:
+        macs: Multiply-adds by weight name.
+        masks: Masks by weight name; True = kept.
+
+    Returns:
+        Their number per example.
+    """
     return sum(round(m * float(masks[n].float().mean())) if n in masks else m for n, m in macs.items())

@@ -1,4 +1,4 @@
-"""How good a model is: accuracy or loss on labelled data, agreement with the dense model without labels."""
+"""Measure a model: accuracy or loss with labels, agreement with the dense model without labels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from fishleg.runs.sources import describe_error
 from fishleg.runtime.batches import Forward, default_forward, move_batch, targets_of
 from fishleg.runtime.replay import Replayable
 
-Custom = Callable[[nn.Module, Iterable[Any]], float]
+Metric = Callable[[nn.Module, Iterable[Any]], float]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metric of the run, and the loss (None where there are no labels)."""
+    """The result of an evaluation.
+
+    Args:
+        metric: The metric of the run.
+        loss: The loss; None without labels.
+    """
 
     metric: float
     loss: float | None
@@ -31,8 +36,27 @@ class Evaluation:
 class Evaluator:
     """Measures models on one loader.
 
-    With labels: accuracy (categorical), mean squared error (Gaussian with a fixed σ) or the loss. Without:
-    agreement (same answer as the reference model) or divergence from it.
+    With labels, the metric is the accuracy (categorical), the mean squared error (Gaussian with a fixed σ)
+    or the loss. Without labels, it is the agreement with the reference model (categorical: the share of
+    examples with the same class) or the divergence from it.
+
+    Args:
+        loader: The data to evaluate on.
+        likelihood: The distribution of the outputs.
+        forward: How a model is called on a batch.
+        reference: The dense model; needed without labels.
+        custom: A metric of the user's own, a function of model and loader; larger is better.
+        most_batches: The largest number of batches to use; None: all.
+
+    Attributes:
+        name: The name of the metric.
+        unit: "%" for accuracy and agreement, else "".
+        higher_is_better: Whether a larger metric is better.
+        labelled: Whether the data have labels.
+        classes: The number of classes; 0 before the first evaluation and for other likelihoods.
+
+    Raises:
+        ToolError: There are no labels, no reference and no custom metric.
     """
 
     def __init__(
@@ -42,12 +66,12 @@ class Evaluator:
         forward: Forward = default_forward,
         *,
         reference: nn.Module | None = None,
-        custom: Custom | None = None,
+        custom: Metric | None = None,
         most_batches: int | None = None,
     ) -> None:
         self.loader, self.likelihood, self.forward, self.custom = loader, likelihood, forward, custom
         self.reference, self.most_batches = reference, most_batches
-        self.classes = 0  # known after the first evaluation
+        self.classes = 0
         self.labelled = targets_of(next(iter(loader), None)) is not None
         if not self.labelled and custom is None and reference is None:
             raise ToolError("there are no labels to measure with, and no dense model to compare with")
@@ -63,9 +87,19 @@ class Evaluator:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> Evaluation:
-        """Evaluate in evaluation mode; every module's mode is restored."""
+        """Evaluate a model in evaluation mode; every module's mode is restored afterwards.
+
+        Args:
+            model: The model.
+
+        Returns:
+            Its metric and loss.
+
+        Raises:
+            ToolError: The data do not fit the likelihood or are empty, or the custom metric fails.
+        """
         if isinstance(self.loader, Replayable):
-            self.loader.passes = 0  # the same batches every time
+            self.loader.restart()  # the same batches every time
         modes = {module: module.training for module in model.modules()}
         device = next(model.parameters()).device
         loss = right = units = 0.0
@@ -82,7 +116,8 @@ class Evaluator:
                 except ValueError as error:
                     raise ToolError(f"batch {place} of the data to evaluate on: {error}") from None
                 if (y is not None) != self.labelled:
-                    raise ToolError(f"some batches have labels and batch {place} is not like the first")
+                    found = "has no labels, unlike" if self.labelled else "has labels, unlike"
+                    raise ToolError(f"batch {place} of the data to evaluate on {found} the first batch")
                 valid = self.likelihood.valid(f, y)
                 count = float(self.likelihood.units(f) if valid is None else int(valid.sum()))
                 if not count:
@@ -116,12 +151,13 @@ class Evaluator:
     def _score(
         self, f: torch.Tensor, batch: Any, y: torch.Tensor | None, valid: torch.Tensor | None
     ) -> float:
-        """The mean score of a batch."""
+        """Return the mean score of a batch."""
         if self.name == "loss":
             return 0.0
         if self.name == "mse":
             assert y is not None
-            return float((f - y.view(f.shape)).double().square().mean())  # [batch] and [batch, 1] are alike
+            # targets of shape [batch] and [batch, 1] mean the same
+            return float((f - y.view(f.shape)).double().square().mean())
         self.classes = f.shape[self.likelihood.class_dim] if isinstance(self.likelihood, Categorical) else 0
         if self.name in ("agreement", "divergence"):
             assert self.reference is not None
@@ -137,12 +173,27 @@ class Evaluator:
             right = answer == expected.argmax(self.likelihood.class_dim)
         return float((right if valid is None else right[valid]).double().mean())
 
-    def shown(self, value: float) -> str:
-        """The metric for people."""
+    def formatted(self, value: float) -> str:
+        """Return a value of the metric as text with its unit.
+
+        Args:
+            value: The value.
+
+        Returns:
+            For instance "98.20 %".
+        """
         return f"{100 * value:.2f} %" if self.unit == "%" else f"{value:.4g}"
 
     def drop(self, before: float, after: float) -> float:
-        """How much worse: in points of accuracy or agreement, relative to the dense value otherwise."""
+        """Return how much worse the metric has become.
+
+        Args:
+            before: The metric of the dense model.
+            after: The metric of the sparse model.
+
+        Returns:
+            The difference for accuracy and agreement; otherwise the change relative to the dense value.
+        """
         if self.unit == "%":
             return before - after
         worse = before - after if self.higher_is_better else after - before

@@ -1,4 +1,4 @@
-"""What a finished run writes: the model as it is, packed and cut down, and the report."""
+"""Write the results of a finished run: the sparse model in several forms, and the report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from fishleg.formats import checkpoint
 from fishleg.formats.packed import pack
 from fishleg.pruning import Surgeon, apply_masks
-from fishleg.runs.describe import compare_speed, describe_layers
+from fishleg.runs.describe import describe_layers
 from fishleg.runs.directory import LOG, MODEL, PACKED, REPORT, SMALL
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import read_events
 from fishleg.runs.log import RunLog
 from fishleg.runs.macs import kept_macs
 from fishleg.runs.setup import Prepared
+from fishleg.runs.speed import compare_speed
 from fishleg.runs.weights import SHRUNK
 from fishleg.runtime.batches import Forward
 from fishleg.shrinking.shrink import shrink
@@ -26,44 +27,44 @@ from fishleg.shrinking.shrink import shrink
 def write_results(
     prepared: Prepared, surgeon: Surgeon, batch: Any, macs: Mapping[str, int], run_log: RunLog
 ) -> str:
-    """Write the final model, its packed and cut forms and the report; complete the record.
+    """Write the final model, its packed and shrunk forms and the report, and complete the record.
 
     Args:
         prepared: The recipe, and the dense model to compare with.
         surgeon: The sparse model and its masks.
-        batch: A batch for what depends on shapes alone.
-        macs: Multiply-adds by weight.
-        run_log: The record that is completed.
+        batch: A batch to call the models on; its values do not matter.
+        macs: Multiply-adds by weight name.
+        run_log: The log whose record is completed.
 
     Returns:
-        One line that says what the run has achieved.
+        One line with the results of the run.
     """
     model, record, directory = surgeon.model, run_log.record, run_log.directory
     recipe = prepared.recipe.to_toml()
     apply_masks(model, surgeon.masks)
     facts = {"sparsity": f"{surgeon.sparsity:.6f}", "recipe": recipe}
     record |= {
-        **write_models(directory, model.state_dict(), facts),
+        **_write_models(directory, model.state_dict(), facts),
         "sparsity": surgeon.sparsity,
         "nonzero": sum(int((p != 0).sum()) for p in model.parameters()),
         "macs_sparse": kept_macs(macs, surgeon.masks),
     }
-    runs_as = model
+    fastest = model
     if surgeon.pattern.whole_rows:
         try:
-            runs_as, cut = write_small(directory, model, batch, prepared.forward, facts)
-            record |= cut
+            fastest, sizes = _write_small(directory, model, batch, prepared.forward, facts)
+            record |= sizes
         except (ValueError, RuntimeError) as error:
-            run_log.warn(f"no {SMALL}, removed rows stay in the model as zeros: {error}")
-    record["speed"] = compare_speed(prepared.dense, runs_as, batch, prepared.forward)
+            run_log.warn(f"{SMALL} is not written, removed rows stay in the model as zeros: {error}")
+    record["speed"] = compare_speed(prepared.dense, fastest, batch, prepared.forward)
     record["layers"] = describe_layers(surgeon, macs)
-    write_report(directory, {**record, **run_log.summary("finished")}, recipe)
+    _write_report(directory, {**record, **run_log.summary("finished")}, recipe)
     return _message(prepared, record)
 
 
 def _message(prepared: Prepared, record: Mapping[str, Any]) -> str:
     evaluator = prepared.evaluator
-    dense, sparse = (evaluator.shown(record[which]["metric"]) for which in ("dense", "sparse"))
+    dense, sparse = (evaluator.formatted(record[which]["metric"]) for which in ("dense", "sparse"))
     small = ""
     if "bytes_small" in record:
         speed = record["speed"]["dense_ms"] / record["speed"]["sparse_ms"]
@@ -77,19 +78,27 @@ def _message(prepared: Prepared, record: Mapping[str, Any]) -> str:
     )
 
 
-def write_models(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str, str]) -> dict[str, int]:
-    """The state dict as it is, and packed, with facts about it; how many bytes each has."""
+def _write_models(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str, str]) -> dict[str, int]:
+    """Write the plain and the packed state dict with facts in their headers, and return their sizes.
+
+    Returns:
+        Bytes by entry of the record.
+    """
     unique = _unique(state)
     for name, tensors in ((MODEL, unique), (PACKED, pack(unique))):
         _write(directory / name, tensors, facts)
-    plain = (directory / MODEL).stat().st_size  # zeros take as much room as other numbers
+    plain = (directory / MODEL).stat().st_size  # that of the dense model too: zeros are stored as numbers
     return {"bytes_plain": plain, "bytes_dense": plain, "bytes_sparse": (directory / PACKED).stat().st_size}
 
 
-def write_small(
+def _write_small(
     directory: Path, model: nn.Module, batch: Any, forward: Forward, facts: Mapping[str, str]
 ) -> tuple[nn.Module, dict[str, int]]:
-    """The model without its zero rows, also as a file; how large it is."""
+    """Write the model without its zero rows.
+
+    Returns:
+        The smaller model, and its sizes by entry of the record.
+    """
     small = shrink(model, batch, forward=forward)
     _write(directory / SMALL, _unique(small.state_dict()), {SHRUNK: "yes", **facts})
     size = (directory / SMALL).stat().st_size
@@ -97,7 +106,7 @@ def write_small(
 
 
 def _unique(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the CPU, with memory of its own: safetensors refuses to share any."""
+    """Return copies on the CPU: safetensors does not allow tensors that share memory."""
     return {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
 
 
@@ -110,8 +119,8 @@ def _write(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, str]) -> 
         raise ToolError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def write_report(directory: Path, record: Mapping[str, Any], recipe: str) -> None:
-    """The HTML page, from the record and the log."""
+def _write_report(directory: Path, record: Mapping[str, Any], recipe: str) -> None:
+    """Write the HTML report from the record and the log."""
     from fishleg.report import render_report
 
     text = render_report(dict(record), read_events(directory / LOG), recipe)

@@ -1,4 +1,4 @@
-"""Which sparsity comes next: a fixed schedule, or a search for the largest sparsity within a drop."""
+"""The plan of a run: a fixed list of sparsities, or a search for the largest one within a drop."""
 
 from __future__ import annotations
 
@@ -7,43 +7,60 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_MOST_TRIALS = 12  # rejected sparsities of a search
+_MOST_TRIALS = 12  # a search ends after so many rejected sparsities
 
 
 @dataclass
 class Plan:
-    """Which sparsity comes next. A fixed list, or for `max_drop` a search that learns from each result.
+    """Says which sparsity comes next: from a fixed list, or with `max_drop` from a search.
 
-    Search: stages go up the usual schedule until one drops too much. Between the last good sparsity and that
-    one, Q's predicted losses say where the limit should be; that sparsity is tried and the interval shrinks
-    until it is narrower than `precision`. What a long step could not reach, a short one may: the rejected
-    sparsity is then tried once more from there, and if it is good now, stages go up again.
+    The search follows the list until a stage drops the metric by too much. The largest allowed sparsity
+    lies between the last accepted and the rejected sparsity. Q's predicted losses say where, and that
+    sparsity is tried next. This repeats until the interval is narrower than `precision`. Then the rejected
+    sparsity is tried once more, because a short step may succeed where a long one failed. If it does, the
+    search follows the list again.
+
+    Args:
+        targets: The sparsity after each stage.
+        max_drop: The largest drop of the metric; None: no search.
+        precision: The width of the interval at which the search ends.
+        done: The number of accepted stages.
+        good: The last accepted sparsity.
+        bad: The lowest rejected sparsity.
+        trials: The number of rejected sparsities.
+        finished: Whether the search has ended.
+        drops: Pairs (sparsity, drop) of all results.
     """
 
     targets: list[float]
     max_drop: float | None = None
     precision: float = 0.005
-    done: int = 0  # stages that were accepted
-    good: float = 0.0  # the last accepted sparsity
-    bad: float | None = None  # the least one that was rejected
+    done: int = 0
+    good: float = 0.0
+    bad: float | None = None
     trials: int = 0
     finished: bool = False
-    drops: list[tuple[float, float]] = field(default_factory=list)  # (sparsity, drop) of every result
+    drops: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def stages(self) -> int | None:
-        """How many there will be; nobody knows in a search."""
+        """The number of stages; None in a search, where it is unknown."""
         return len(self.targets) if self.max_drop is None else None
 
     @property
     def fraction(self) -> float:
-        """How much is done, roughly."""
+        """The finished fraction of the run, roughly."""
         return self.done / max(len(self.targets), self.done + 1)
 
     def next(self, predict: Callable[[float], float]) -> float | None:
-        """The sparsity to go to from the last accepted one; None when all is done.
+        """Return the sparsity of the next stage.
 
-        `predict(sparsity)` is Q's loss increase from the model as it is now, at the last accepted sparsity.
+        Args:
+            predict: Returns the loss increase that Q predicts for a sparsity. It starts from the present
+                model, which is at the last accepted sparsity.
+
+        Returns:
+            The sparsity, or None if the plan is finished.
         """
         if self.finished:
             return None
@@ -52,13 +69,13 @@ class Plan:
         return self.bad if self.bad - self.good <= self.precision else self._guess(predict)
 
     def _guess(self, predict: Callable[[float], float]) -> float:
-        """Where the drop should reach the limit if it grows in step with Q's predicted loss."""
+        """Return the sparsity at which the drop reaches its limit if it is proportional to Q's prediction."""
         assert self.max_drop is not None
         assert self.bad is not None
         drops = dict(self.drops)
         start, end = drops.get(self.good, 0.0), drops[self.bad]
         share = (self.max_drop - start) / max(end - start, 1e-12)
-        # the metric is noisy: never trust the guess to the very end of the interval
+        # the metric is noisy: keep the guess away from the ends of the interval
         wanted = min(max(share, 0.15), 0.85) * predict(self.bad)
         low, high = self.good, self.bad
         for _ in range(8):
@@ -68,9 +85,17 @@ class Plan:
         return min(max(low, self.good + edge), self.bad - edge)
 
     def result(self, sparsity: float, drop: float) -> bool:
-        """Take note of what a stage cost; whether it is accepted."""
+        """Record the drop of a stage, and decide whether the stage is accepted.
+
+        Args:
+            sparsity: The sparsity of the stage.
+            drop: The drop of the metric from the dense model.
+
+        Returns:
+            Whether the stage is accepted.
+        """
         self.drops.append((sparsity, drop))
-        if self.max_drop is not None and not drop <= self.max_drop + 1e-9:  # NaN is no success
+        if self.max_drop is not None and not drop <= self.max_drop + 1e-9:  # NaN is rejected
             last_chance = self.bad is not None and sparsity >= self.bad
             self.bad, self.trials = sparsity, self.trials + 1
             self.finished = last_chance or self.trials >= _MOST_TRIALS
@@ -81,10 +106,14 @@ class Plan:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return all fields as plain values."""
         return copy.deepcopy(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: The saved state.
+        """
         for name, value in state.items():
             setattr(self, name, copy.deepcopy(value))

@@ -196,7 +196,11 @@ def make_recipe(*sources: Mapping[str, Any]) -> Recipe:
 
 
 def _build(flat: Mapping[str, Any]) -> Recipe:
-    """The recipe of options by unique name."""
+    """Return the recipe with these options, by unique name.
+
+    Raises:
+        OptionError: A value is wrong.
+    """
     by_section: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for name, value in flat.items():
         section, declared = FIELDS[name]
@@ -204,7 +208,10 @@ def _build(flat: Mapping[str, Any]) -> Recipe:
         by_section[section][declared.name] = None if is_none else value
     auxiliary = by_section.pop("auxiliary")
     if auxiliary:
-        by_section["pruning"]["auxiliary"] = AuxiliaryOptions(**auxiliary)
+        try:
+            by_section["pruning"]["auxiliary"] = AuxiliaryOptions(**auxiliary)
+        except OptionError as error:  # other sections have options of the same names
+            raise OptionError(f"[auxiliary] {error}") from None
     return Recipe(**{section: SECTIONS[section](**values) for section, values in by_section.items()})
 
 
@@ -267,9 +274,13 @@ def _homes(key: str) -> list[str]:
     return [section for section, keys in KEYS.items() if key in keys]
 
 
+def _sections_text(sections: list[str]) -> str:
+    return " or ".join(f"[{section}]" for section in sections)
+
+
 def _unknown_section(section: str, values: Any) -> str:
     if homes := _homes(section):
-        return f"unknown key {section!r} in the recipe; it belongs under [{homes[0]}]"
+        return f"unknown key {section!r} in the recipe; it belongs under {_sections_text(homes)}"
     what = "section" if isinstance(values, Mapping) else "key"
     known = ", ".join(SECTIONS)
     return f"unknown {what} {section!r} in the recipe (sections are {known}){nearest(section, SECTIONS)}"
@@ -277,12 +288,12 @@ def _unknown_section(section: str, values: Any) -> str:
 
 def _unknown_key(section: str, key: str) -> str:
     if homes := _homes(key):
-        hint = f"; it belongs under [{homes[0]}]"
+        hint = f"; it belongs under {_sections_text(homes)}"
     else:
-        every = {name: home for home, keys in KEYS.items() for name in keys}
+        every = [name for keys in KEYS.values() for name in keys]
         hint = nearest(key, every)
         meant = [name for name in every if repr(name) in hint and section not in _homes(name)]
-        hint += f" It belongs under [{every[meant[0]]}]" if meant else ""
+        hint += f" It belongs under {_sections_text(_homes(meant[0]))}" if meant else ""
     return f"unknown key {key!r} in [{section}] (keys are {', '.join(KEYS[section])}){hint}"
 
 

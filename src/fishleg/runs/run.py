@@ -20,7 +20,7 @@ from fishleg.formats import checkpoint
 from fishleg.inverse import AuxiliaryStats
 from fishleg.pruning import Event, InverseUpdated, Pruned, StageStarted, TrainingStep
 from fishleg.runs.budgets import check_reachable, macs_budget, make_plan, sparsity_for_macs
-from fishleg.runs.describe import describe_run, run_warnings
+from fishleg.runs.describe import describe_run
 from fishleg.runs.directory import CHECKPOINTS, DENSE, LOCK, RECIPE, RUN, check_unused, locked, read_record
 from fishleg.runs.errors import Interrupted, ToolError
 from fishleg.runs.events import Listener, check_trackers
@@ -30,6 +30,7 @@ from fishleg.runs.metrics import Evaluation
 from fishleg.runs.outputs import write_results
 from fishleg.runs.plan import Plan
 from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
+from fishleg.runs.run_warnings import run_warnings
 from fishleg.runs.setup import Prepared, make_session, prepare
 from fishleg.runs.signals import StopRequest, capture_warnings
 from fishleg.runs.sources import Data
@@ -170,11 +171,11 @@ class Run:
         self.session.prepare()
         if self.session.fine_tuner is not None and self.training is not None:
             self.session.fine_tuner.restart_data()
-            self.training.load_state_dict({"passes": 0, "place": 0, "last": None})
-        self.calibration.passes = 1  # what was looked at so far does not count
+            self.training.restart()
+        self.calibration.restart(passes=1)  # what was looked at so far does not count
 
     def _make_first_plan(self) -> Plan | None:
-        """The plan, unless it needs Q; budgets that cannot be met raise here in any case."""
+        """Return the plan, or None if it needs Q. A budget that cannot be met raises an error in any case."""
         budget = self.recipe.schedule.max_flops
         if budget is not None:
             if self.fresh:
@@ -220,7 +221,7 @@ class Run:
     def _work(self) -> None:
         try:
             with (
-                self.stop.heard(),
+                self.stop.listening(),
                 capture_warnings(self.run_log.warn),
                 seeded(self.recipe.run.seed),
             ):
@@ -303,7 +304,7 @@ class Run:
         return bool(history) and history[-1].target > self.plan.good
 
     def _predicted(self, sparsity: float) -> float:
-        """The loss increase that the last Q predicts for a sparsity."""
+        """Return the loss increase that the last Q predicts for a sparsity."""
         surgeon = self.surgeon
         inverse = surgeon.curvature.latest(surgeon.masks)
         masks = surgeon.pruner.select(inverse, sparsity, surgeon.masks)
@@ -343,9 +344,9 @@ class Run:
         )  # fmt: skip
         self._count_seconds("train")
         due = time.monotonic() - self._saved_at > 60 * self.recipe.run.checkpoint_minutes
-        if (due or self.stop.asked) and event.step < event.steps:
+        if (due or self.stop.requested) and event.step < event.steps:
             self._save()
-            self._stop_if_asked()
+            self._stop_if_requested()
 
     def _judge(self) -> None:
         """Measure the stage and accept it, or go back."""
@@ -361,7 +362,7 @@ class Run:
         else:
             self.run_log.emit("rollback", reason=f"the {self.evaluator.name} drops by {drop:.4g}", **common)
             self._roll_back()
-        self._stop_if_asked()
+        self._stop_if_requested()
 
     def _roll_back(self) -> None:
         """Restore the last accepted stage; the plan keeps what it has learned."""
@@ -374,7 +375,7 @@ class Run:
         self._save()
 
     def _over_flops(self) -> bool:
-        """Whether a budget of multiply-adds needs one more, small stage: scores change while pruning."""
+        """Return whether a budget of multiply-adds needs one more small stage: pruning changes the scores."""
         budget = self.recipe.schedule.max_flops
         if budget is None or self.plan is None:
             return False
@@ -416,7 +417,11 @@ class Run:
         }
 
     def _save(self) -> Path:
-        """Write a checkpoint; the accepted one survives the clearing of old ones."""
+        """Write a checkpoint. The accepted one is not deleted with the old ones.
+
+        Returns:
+            Its path.
+        """
         with self.run_log.timed("checkpoint"):
             path = self.store.save(self._state(), protect=self.accepted)
         self._saved_at = time.monotonic()
@@ -432,7 +437,7 @@ class Run:
         if self.plan is None:
             self.plan = Plan([])
         self.plan.load_state_dict(state["plan"])
-        self.calibration.passes = state["calibration"]["passes"]
+        self.calibration.restart(state["calibration"]["passes"])
         if state["accepted"] is not None:
             self.accepted = self.store.directory / state["accepted"]
         if state["sparse"] is not None:
@@ -446,12 +451,16 @@ class Run:
             return self.evaluator(self.model)
 
     def _evaluate_dense(self) -> Evaluation:
-        """Evaluate with the same random numbers, wherever it happens."""
+        """Evaluate with the seed of the run, so that the result does not depend on earlier random numbers.
+
+        Returns:
+            Metric and loss.
+        """
         with seeded(self.recipe.run.seed):
             return self._evaluate()
 
     def _on_auxiliary_step(self, stats: AuxiliaryStats) -> None:
-        if self.stop.asked:
+        if self.stop.requested:
             raise Interrupted("stopped")
         self._q_seen += 1
         if self._q_seen % _Q_EVENTS_EVERY == 1:
@@ -459,8 +468,8 @@ class Run:
                 "q", step=stats.step, loss=stats.loss, gauge=stats.gauge_smoothed, phase=self._phase
             )
 
-    def _stop_if_asked(self) -> None:
-        if self.stop.asked:
+    def _stop_if_requested(self) -> None:
+        if self.stop.requested:
             raise Interrupted("stopped")
 
     def _how_to_go_on(self) -> str:

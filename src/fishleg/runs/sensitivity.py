@@ -1,4 +1,4 @@
-"""Which layers resist pruning: the loss that Q predicts for each alone, without evaluating anything."""
+"""The loss increase that Q predicts if a single layer is pruned; no pruned model is evaluated."""
 
 from __future__ import annotations
 
@@ -14,38 +14,55 @@ from fishleg.runs.errors import ToolError
 from fishleg.runs.recipe import Recipe
 from fishleg.runs.setup import make_session, prepare
 
-PICTURES = (".png", ".svg", ".pdf")
-GRID = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
-RESISTANT = 5.0  # times the share of the loss that a layer's size would explain
+_PICTURES = (".png", ".svg", ".pdf")
+_GRID = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+_RESISTANT = 5.0  # a layer resists if its share of the loss is so many times its share of the weights
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """{weight: predicted loss increase at each sparsity of the grid}, and what follows from it."""
+    """The predicted loss increase of each layer at several sparsities.
+
+    Args:
+        grid: The sparsities.
+        curves: By weight name, the predicted loss increase at each sparsity of the grid.
+        sizes: The number of weights, by weight name.
+        at: The sparsity of the grid at which layers are compared.
+    """
 
     grid: tuple[float, ...]
     curves: dict[str, list[float]]
     sizes: dict[str, int]
-    at: float  # the sparsity that layers are judged at
+    at: float
 
     def loss_at(self, name: str) -> float:
-        """The predicted loss at the sparsity of interest, if this layer alone were pruned to it."""
+        """Return the predicted loss increase if this layer alone is pruned to the sparsity `at`.
+
+        Args:
+            name: The name of the weight.
+
+        Returns:
+            The loss increase.
+        """
         return self.curves[name][self.grid.index(self.at)]
 
     def resistant(self) -> list[str]:
-        """Layers that cost far more loss per removed weight than the rest: candidates for exclusion."""
+        """Return the small layers that cost far more loss per removed weight than the others.
+
+        They are candidates for exclusion.
+        """
         total, size = sum(map(self.loss_at, self.curves)), sum(self.sizes.values())
         if total <= 0:
             return []
         found = []
         for name in self.curves:
             share, fair = self.loss_at(name) / total, self.sizes[name] / size
-            if share > RESISTANT * fair and share > 0.05 and fair < 0.1:
+            if share > _RESISTANT * fair and share > 0.05 and fair < 0.1:
                 found.append(name)
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return all results as values for JSON."""
         layers = [
             {
                 "name": n,
@@ -58,10 +75,10 @@ class Sensitivity:
         return {"grid": list(self.grid), "judged_at": self.at, "layers": layers}
 
     def table(self) -> str:
-        """Layers in order of what they would cost, with advice at the end."""
+        """Return a table for the terminal: the most sensitive layer first, and advice at the end."""
         width = max(len(name) for name in self.curves)
         heads = "".join(f"{s:>9.0%}" for s in self.grid)
-        lines = ["predicted loss increase if this layer alone is pruned to ..."]
+        lines = ["predicted loss increase if this layer alone is pruned to a sparsity of"]
         lines.append(f"{'layer':<{width}} {'size':>10}{heads}")
         resistant = self.resistant()
         for name in sorted(self.curves, key=self.loss_at, reverse=True):
@@ -74,18 +91,22 @@ class Sensitivity:
             share = sum(self.sizes[n] for n in resistant) / sum(self.sizes.values())
             lines += [
                 "",
-                f"Small layers ({share:.1%} of the weights) that cost much; to leave them dense:",
+                f"Small layers ({share:.1%} of the weights) with a large predicted loss. To keep them dense:",
                 flags,
             ]
         else:
             lines += [
                 "",
-                "No small layer stands out: global pruning takes care of the differences by itself.",
+                "No small layer stands out: global pruning balances the layers by itself.",
             ]
         return "\n".join(lines)
 
     def draw(self, path: Path) -> None:
-        """The curves as a picture."""
+        """Draw the curves.
+
+        Args:
+            path: The file to write; its ending gives the format.
+        """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(8, 5), layout="constrained")
@@ -99,33 +120,52 @@ class Sensitivity:
             )
         axis.set_yscale("log")
         axis.set(xlabel="sparsity of the layer, %", ylabel="predicted loss increase")
-        axis.set_title("What each layer would cost, from Q alone (the ten dearest are named)")
+        axis.set_title("Loss increase that Q predicts for each layer alone (the ten largest are named)")
         axis.grid(alpha=0.3)
         axis.legend(frameon=False, fontsize=7)
         figure.savefig(path, dpi=130)
 
 
 def check_picture(path: Path) -> None:
-    """Whether `draw` will be able to write there, which should be known before the long work."""
+    """Check that a picture can be drawn and written, before the long work.
+
+    Args:
+        path: The file to write.
+
+    Raises:
+        ToolError: matplotlib is missing, the format is unknown, or the file cannot be written.
+    """
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ToolError("a picture needs matplotlib: pip install 'fishleg[plot]'") from None
-    if path.suffix.lower() not in PICTURES:
-        raise ToolError(f"picture must end in {', '.join(PICTURES)}, got {str(path)!r}")
+    if path.suffix.lower() not in _PICTURES:
+        raise ToolError(f"picture must end in {', '.join(_PICTURES)}, got {str(path)!r}")
     if path.is_dir():
         raise ToolError(f"picture: {path} is a directory")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise ToolError(f"picture: {path} cannot be written, there is no directory to write to")
+        raise ToolError(f"picture: {path} cannot be written: its directory does not exist or is read-only")
 
 
-def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = GRID) -> Sensitivity:
-    """The curves of every prunable weight of a surgeon's model."""
+def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = _GRID) -> Sensitivity:
+    """Predict the loss increase of every prunable weight at several sparsities.
+
+    Args:
+        surgeon: The surgeon of the model; its Q is estimated if needed.
+        at: The sparsity at which layers are compared; it is added to the grid.
+        grid: The sparsities. Those that the pattern does not allow are left out.
+
+    Returns:
+        The curves.
+
+    Raises:
+        ToolError: The sparsity `at` is not in (0, 1), or the pattern does not allow it.
+    """
     limit = surgeon.pattern.limit
     if not 0 < at < 1 or at > limit:
         raise ToolError(f"sparsity must be in (0, 1) and at most the pattern's limit {limit}, got {at}")
     grid = tuple(sorted({s for s in (*grid, at) if s <= limit}))
-    # a small layer cannot reach every sparsity: something must stay
+    # a small layer cannot reach every sparsity: it keeps at least one weight or group
     most = {name: 1 - 1 / scores.numel() for name, scores in surgeon.weights.magnitudes().items()}
     for sparsity in grid:
         for name in surgeon.weights.names:
@@ -145,6 +185,13 @@ def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = GRID)
 
 
 def analyse(recipe: Recipe) -> Sensitivity:
-    """The same for a recipe; without a sparsity, at 0.9 or as far as its pattern goes."""
+    """Predict the loss increase of every layer of the model that a recipe names.
+
+    Args:
+        recipe: The options. Without a sparsity, layers are compared at the default of the pattern.
+
+    Returns:
+        The curves.
+    """
     surgeon = make_session(prepare(recipe)).surgeon
     return sensitivity(surgeon, recipe.schedule.sparsity or default_sparsity(surgeon.pattern))

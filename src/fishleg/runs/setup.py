@@ -119,7 +119,11 @@ def prepare(
 def _make_model(
     recipe: Recipe, base: Path, model: nn.Module | None, dense: Mapping[str, Tensor] | None
 ) -> nn.Module:
-    """The model with its weights. The file of weights is read first: a missing one is told at once."""
+    """Return the model with its weights. The file of weights is read first, so that its errors come early.
+
+    Raises:
+        ToolError: The model has no parameters.
+    """
     named = recipe.model
     own = dense is None and named.weights is not None
     weights = load_weights(str(named.weights), base) if own else None
@@ -167,7 +171,11 @@ def make_session(
 
 
 def _preflight(model: nn.Module, data: sources.Data, forward: Forward, likelihood: Likelihood) -> None:
-    """The first batches of every loader through the model: what is wrong shows here, not in an hour."""
+    """Call the model on the first batches of every loader, so that errors come early.
+
+    Raises:
+        ToolError: A loader is empty, or its batches do not fit the model.
+    """
     loaders = {"data": data.calibration, "train_data": data.train, "eval_data": data.evaluation}
     if data.evaluation is data.calibration:
         del loaders["data"]
@@ -219,7 +227,17 @@ def _first_batches(loader: Iterable[Any], name: str, most: int = 2) -> Iterator[
 
 
 def as_device(name: str) -> torch.device:
-    """The device by name, tried out."""
+    """Return a device by its name, after a test that it can be used.
+
+    Args:
+        name: A name that torch knows, or "auto": the GPU if there is one, else the CPU.
+
+    Returns:
+        The device.
+
+    Raises:
+        ToolError: The device cannot be used.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,4 +1,4 @@
-"""What reaches a run from outside its own code: signals that ask it to stop, warnings of the library."""
+"""Signals that stop a run safely, and warnings of the library that go into its log."""
 
 from __future__ import annotations
 
@@ -11,22 +11,36 @@ from types import FrameType
 
 
 class StopRequest:
-    """The first Ctrl-C (or SIGTERM) asks the run to save and stop, the second stops it at once."""
+    """Whether the user has asked the run to stop.
+
+    The first Ctrl-C (or SIGTERM) sets `requested`; the run saves its state and stops. The second one raises
+    KeyboardInterrupt at once.
+
+    Attributes:
+        requested: Whether a signal has arrived.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
-        print("\nstopping at the next safe point (once more: at once) ...", file=sys.stderr, flush=True)
+        self.requested = True
+        text = "\nstopping at the next safe point; press Ctrl-C again to stop at once ..."
+        print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Within, signals are requests; outside the main thread they stay their owner's business."""
+    def listening(self) -> Iterator[None]:
+        """Handle signals inside the `with` block, and restore the previous handlers afterwards.
+
+        Python allows signal handlers in the main thread only. In other threads nothing is changed.
+
+        Yields:
+            Nothing.
+        """
         try:
-            before = {s: signal.signal(s, self._ask) for s in (signal.SIGINT, signal.SIGTERM)}
+            before = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
         except ValueError:
             yield
             return
@@ -37,19 +51,26 @@ class StopRequest:
                 signal.signal(s, handler)
 
 
-class _Forward(logging.Handler):
-    def __init__(self, tell: Callable[[str], None]) -> None:
+class _CallbackHandler(logging.Handler):
+    def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self.tell = tell
+        self.report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.tell(record.getMessage())
+        self.report(record.getMessage())
 
 
 @contextlib.contextmanager
-def capture_warnings(tell: Callable[[str], None]) -> Iterator[None]:
-    """Within, what the library warns of is told there, and not shown twice."""
-    handler, library = _Forward(tell), logging.getLogger("fishleg")
+def capture_warnings(report: Callable[[str], None]) -> Iterator[None]:
+    """Pass the library's warnings to a function inside the `with` block, instead of printing them.
+
+    Args:
+        report: Receives the text of each warning.
+
+    Yields:
+        Nothing.
+    """
+    handler, library = _CallbackHandler(report), logging.getLogger("fishleg")
     before, library.propagate = library.propagate, False
     library.addHandler(handler)
     try:

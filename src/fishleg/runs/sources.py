@@ -1,6 +1,6 @@
-"""Where models and data come from: the user's own function, a built-in workload, a file of weights.
+"""Build the model and the data that a recipe names: functions of the user, or a built-in workload.
 
-Only a function that the user names is ever called; weights are read without unpickling code.
+No code is called except the functions that the user names.
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "
 
 
 class SourceError(ToolError):
-    """Something that the user named cannot be found, read or used."""
+    """A model, a loader or a file that the user named cannot be found, read or used."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """The loaders of a run."""
+    """The loaders of a run.
+
+    Args:
+        calibration: Batches for Q; inputs suffice.
+        train: Batches to train on; default: the calibration batches.
+        evaluation: Batches to evaluate on; default: the calibration batches.
+    """
 
     calibration: Iterable[Any]
     train: Iterable[Any] | None = None
@@ -39,7 +45,19 @@ class Data:
 
 
 def find_function(spec: str, what: str, base: Path | None = None) -> Callable[..., Any]:
-    """The function behind `file.py:name` or `package.module:name`; files are relative to `base`."""
+    """Return the function that a text such as `file.py:name` or `package.module:name` names.
+
+    Args:
+        spec: The text.
+        what: The option that it comes from, for error messages.
+        base: The directory that relative paths refer to; default: the current one.
+
+    Returns:
+        The function.
+
+    Raises:
+        SourceError: The text is malformed, importing fails, or there is no such function.
+    """
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name:
         raise SourceError(f"{what} must be file.py:function or package.module:function, got {spec!r}")
@@ -63,12 +81,12 @@ def _from_file(path: Path, what: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
-    if folder not in sys.path:  # its neighbours, too
+    if folder not in sys.path:  # so that the file can import files beside it
         sys.path.insert(0, folder)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script without an `if __name__ ...` may well exit
+    except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` may exit
         del sys.modules[name]
         raise SourceError(f"{what}: importing {path} raised {describe_error(error)}") from error
     return module
@@ -87,8 +105,12 @@ def _from_module(place: str, what: str, base: Path) -> Any:
         raise SourceError(f"{what}: importing {place} raised {describe_error(error)}") from error
 
 
-def call(spec: str, what: str, base: Path | None = None) -> Any:
-    """What the named function returns; its errors are told with the line where they happened."""
+def _call(spec: str, what: str, base: Path | None) -> Any:
+    """Return the result of the named function.
+
+    Raises:
+        SourceError: The function cannot be found, or it raises an error; the message names the line.
+    """
     function = find_function(spec, what, base)
     try:
         return function()
@@ -97,7 +119,14 @@ def call(spec: str, what: str, base: Path | None = None) -> Any:
 
 
 def describe_error(error: BaseException) -> str:
-    """An error of the user's code: its kind, its message, and the line it came from."""
+    """Return the type and message of an error in the user's code, and the line that it came from.
+
+    Args:
+        error: The error.
+
+    Returns:
+        For instance "KeyError: 'x' (data.py, line 3)".
+    """
     own = Path(__file__).parents[1]  # fishleg itself
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
     frames = [f for f in frames if own not in Path(f.filename).parents]
@@ -106,8 +135,12 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def workload_of(spec: str) -> Workload | None:
-    """The built-in workload behind `workload:NAME`, if it is that."""
+def _find_workload(spec: str) -> Workload | None:
+    """Return the built-in workload of `workload:NAME`, or None for another text.
+
+    Raises:
+        SourceError: There is no workload of this name.
+    """
     prefix, _, name = spec.partition(":")
     if prefix != "workload":
         return None
@@ -119,11 +152,23 @@ def workload_of(spec: str) -> Workload | None:
 
 
 def make_model(spec: str, base: Path | None = None, *, trained: bool = True) -> nn.Module:
-    """The model, in the state that its function leaves it in; `trained` is for workloads alone."""
-    workload = workload_of(spec)
+    """Return the model that a text names.
+
+    Args:
+        spec: A function such as `net.py:make`, or `workload:NAME`.
+        base: The directory that relative paths refer to; default: the current one.
+        trained: Whether the model of a workload is trained; without effect on other models.
+
+    Returns:
+        The model.
+
+    Raises:
+        SourceError: There is no such function, it raises an error, or it does not return a module.
+    """
+    workload = _find_workload(spec)
     if workload is not None:
         return workload.model(trained)
-    model = call(spec, "model", base)
+    model = _call(spec, "model", base)
     if not isinstance(model, nn.Module):
         raise SourceError(f"model: {spec} must return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -138,8 +183,23 @@ def make_data(
     *,
     calibrated: bool = True,
 ) -> Data:
-    """The loaders; a workload brings its own where none are named. `calibrated` says that data are needed."""
-    workload = workload_of(model_spec)
+    """Return the loaders of a run.
+
+    Args:
+        model_spec: The model. If it is a workload, its own loaders replace those that are not named.
+        data: The function that returns the calibration loader, such as `data.py:loader`.
+        train: The function that returns the training loader.
+        evaluation: The function that returns the evaluation loader.
+        base: The directory that relative paths refer to; default: the current one.
+        calibrated: Whether calibration data are needed; to evaluate a model, they are not.
+
+    Returns:
+        The loaders.
+
+    Raises:
+        SourceError: Data are missing, or a function does not return a loader.
+    """
+    workload = _find_workload(model_spec)
     if data is None:
         if workload is None and evaluation is not None and not calibrated:
             main = _loader(evaluation, "eval_data", base)
@@ -162,12 +222,12 @@ def make_data(
 
 
 def _loader(spec: str, what: str, base: Path | None) -> Iterable[Any]:
-    loader = call(spec, what, base)
+    loader = _call(spec, what, base)
     if not hasattr(loader, "__iter__"):
         raise SourceError(
             f"{what}: {spec} must return a DataLoader or another iterable, got {type(loader).__name__}"
         )
-    # a DataLoader with persistent workers hands out the same iterator each time, made new
+    # a DataLoader with persistent workers returns the same iterator each time, but resets it
     if not isinstance(loader, DataLoader) and _iterator(loader, spec, what) is _iterator(loader, spec, what):
         raise SourceError(
             f"{what}: {spec} returned an iterator, which can be read once only; return the DataLoader"

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Read state dicts from files, without unpickling code, and load them into models."""
 
 from __future__ import annotations
 
@@ -11,15 +11,26 @@ from torch import Tensor, nn
 from fishleg.runs.sources import SourceError
 from fishleg.shrinking.shrink import load_shrunk
 
-SHRUNK = "fishleg_shrunk"  # in a file's header: the state dict of a model without its zero rows
+SHRUNK = "fishleg_shrunk"  # a key in a file's header: the state dict is that of a shrunk model
 
 
-class ShrunkState(dict[str, Tensor]):
-    """A state dict whose tensors are parts of the model's."""
+class _ShrunkState(dict[str, Tensor]):
+    """The state dict of a model that was cut down to its kept rows."""
 
 
 def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor]:
-    """A state dict from a .safetensors or torch file, without unpickling arbitrary objects."""
+    """Read a state dict from a .safetensors file (plain, packed or shrunk) or a torch file.
+
+    Args:
+        path: The file.
+        base: The directory that a relative path refers to; default: the current one.
+
+    Returns:
+        The state dict.
+
+    Raises:
+        SourceError: The file is missing, cannot be read, or holds no state dict.
+    """
     path = (base or Path.cwd()) / path
     if not path.is_file():
         problem = f"{path} is a directory, not a file" if path.is_dir() else f"there is no file {path}"
@@ -34,14 +45,14 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
             state: Any = unpack(load_file(path))
             with safe_open(path, framework="pt") as file:
                 if SHRUNK in (file.metadata() or {}):
-                    return ShrunkState(state)
+                    return _ShrunkState(state)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if path.suffix != ".safetensors" and not isinstance(error, (OSError, RuntimeError)):
-            # torch's own text is advice to unpickle it all the same
-            reason = "no torch file, or one with pickled objects other than tensors"
+            # torch's own message recommends to unpickle the file, which may run any code
+            reason = "it is not a torch file, or it has pickled objects other than tensors"
         raise SourceError(
             f"weights: {path} cannot be read as a state dict ({reason}). "
             "Save torch.save(model.state_dict(), ...) or safetensors, not the whole model"
@@ -63,8 +74,17 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
 
 
 def apply_weights(model: nn.Module, state: dict[str, Tensor], where: str | Path) -> None:
-    """Load a state dict; what does not fit is named. That of a shrunk model cuts the model down first."""
-    if isinstance(state, ShrunkState):
+    """Load a state dict into a model. For that of a shrunk model, the model is shrunk first.
+
+    Args:
+        model: The model; it is changed in place.
+        state: What `load_weights` returned.
+        where: The file, for error messages.
+
+    Raises:
+        SourceError: The state dict does not fit the model, or it has NaN or infinite values.
+    """
+    if isinstance(state, _ShrunkState):
         try:
             load_shrunk(model, state)
         except (ValueError, RuntimeError) as error:

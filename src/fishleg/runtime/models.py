@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -29,6 +30,25 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     if not parameters:
         raise ValueError("the model has no trainable parameters (requires_grad is False for all of them)")
     return parameters
+
+
+Fingerprint = tuple[list[int], list[float]]
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> Fingerprint:
+    """Return what changes when tensors do, to tell whether something was computed from their present values.
+
+    Args:
+        tensors: Parameters or buffers.
+
+    Returns:
+        How often each was changed in place, and the norm of each. The counts miss changes through
+        `tensor.data`; the norms miss changes that are lost in rounding.
+    """
+    found = [tensor.detach() for tensor in tensors]
+    wide = [tensor if tensor.is_floating_point() else tensor.double() for tensor in found]
+    norms = torch._foreach_norm(wide) if wide else []
+    return [tensor._version for tensor in found], [float(norm) for norm in norms]
 
 
 def abbreviate(names: Sequence[str]) -> str:

@@ -108,6 +108,14 @@ class Replayable:
         last = None if self._last is None or unused else digest(self._last)
         return {"passes": self.passes, "place": self.place - unused, "last": last}
 
+    def restart(self, passes: int = 0) -> None:
+        """Begin anew: the next iteration is the pass of the given number.
+
+        Args:
+            passes: How many passes count as done.
+        """
+        self.passes, self.place, self._loaded, self._last = passes, 0, None, None
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a position: the next pass continues after the batch that was drawn last.
 

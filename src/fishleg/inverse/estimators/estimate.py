@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fishleg.curvature.layers import find_layers
+from fishleg.curvature.layers import Layer, find_layers
 from fishleg.curvature.likelihoods import Likelihood, as_likelihood
 from fishleg.inverse.estimators.learned import learn_inverse
 from fishleg.inverse.estimators.problem import EstimationProblem
@@ -28,6 +28,7 @@ def make_problem(
     options: PruningOptions | None = None,
     forward: Forward = default_forward,
     generator: torch.Generator | None = None,
+    layers: list[Layer] | None = None,
     only: Collection[str] | None = None,
     masks: Mapping[str, Tensor] | None = None,
 ) -> EstimationProblem:
@@ -40,6 +41,7 @@ def make_problem(
         options: Samples, blocks, true or empirical Fisher; default: `PruningOptions()`.
         forward: How the model is called on a batch.
         generator: The source of random numbers; default: seed 0.
+        layers: The layers of the model; default: they are looked for.
         only: Names of the weights whose layers are wanted; default: all. Q of the rest, for instance of
             embeddings, can take more memory than all of these.
         masks: What is removed already, by parameter; True = kept.
@@ -47,7 +49,7 @@ def make_problem(
     Returns:
         The problem.
     """
-    layers = find_layers(model)
+    layers = find_layers(model) if layers is None else layers
     return EstimationProblem(
         model=model,
         loader=loader,

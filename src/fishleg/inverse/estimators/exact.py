@@ -68,7 +68,7 @@ def estimate_exact(problem: EstimationProblem) -> dict[str, Operator]:
 
 
 def _dense_fisher(problem: EstimationProblem, layer: Layer, batches: list[object]) -> Tensor:
-    """The layer's Fisher block, zero for removed rows, [n, n]."""
+    """Return the layer's Fisher block, [n, n]; it is zero for removed rows."""
     n = torch.Size(layer.shape).numel()
     columns = []
     for i in range(n):

@@ -73,7 +73,7 @@ def _in_order(problem: EstimationProblem, operators: dict[str, Operator]) -> dic
 
 
 def _kfac(output_side: Tensor, input_side: Tensor, gamma: float) -> Kronecker:
-    """KFAC with π² the ratio of the factors' mean eigenvalues (Martens and Grosse)."""
+    """Return KFAC's Q; π² is the ratio of the factors' mean eigenvalues (Martens and Grosse)."""
     operator = _full_kronecker(output_side, input_side, inner=False)
     pi = float(((input_side.diagonal().mean()) / output_side.diagonal().mean().clamp(min=1e-30)).sqrt())
     pi = min(max(pi, 1e-6), 1e6)

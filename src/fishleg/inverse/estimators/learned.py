@@ -43,7 +43,7 @@ def learn_inverse(
     options = problem.options
     inverse = InverseFisher.from_model(
         problem.model, options.structure, scale=options.scale, block_size=options.block_size,
-        max_factor_dim=options.max_factor_dim,
+        max_factor_dim=options.max_factor_dim, layers=problem.all_layers,
     )  # fmt: skip
     chosen = options.auxiliary or AuxiliaryOptions()
     groups = chosen.groups or GROUPS

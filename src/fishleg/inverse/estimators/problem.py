@@ -82,10 +82,10 @@ class EstimationProblem:
         return [move_batch(piece, self.device) for piece in found]
 
     def draw(self) -> Iterator[dict[str, Tensor]]:
-        """Yield `samples` vectors h with E[hhᵀ] = F, one at a time.
+        """Draw `samples` vectors h with E[hhᵀ] = F, one at a time.
 
-        Yields:
-            By layer name, the packed vector in float32 or float64.
+        Returns:
+            An iterator of dictionaries: by layer name, the packed vector in float32 or float64.
         """
         return self._draw(self.options.samples, self.layers)
 

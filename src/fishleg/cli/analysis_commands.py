@@ -1,0 +1,118 @@
+"""The commands that only look: sensitivity, inspect, eval."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fishleg.cli.flags import Sections, flags_given, recipe_options
+from fishleg.cli.group import ERROR, json_option, recipe_of, recipe_option
+from fishleg.runs.errors import ToolError
+
+_SENSITIVITY_HELP = """Predict how much loss each layer of MODEL costs if it alone is pruned.
+
+\b
+  fishleg sensitivity net.py:make --weights net.pt --data data.py:loader
+  fishleg sensitivity net.py:make --weights net.pt --data data.py:loader --picture curves.png
+
+This needs one estimate of Q, the inverse of the Fisher matrix, and no evaluation of a pruned model. The table
+ends with the layers that are worth excluding. For MODEL and the data see `fishleg prune --help`.
+"""
+
+_INSPECT_HELP = """Show the sparsity, the pattern and the size of a checkpoint or a run.
+
+\b
+  fishleg inspect fishleg-run
+  fishleg inspect model.safetensors --pattern 2:4
+
+PATH is the directory of a run, one of its checkpoints, or a state dict (.safetensors or .pt).
+"""
+
+_EVAL_HELP = """Measure the accuracy (or the loss) of a model.
+
+\b
+The final model of a run:
+  fishleg eval --run fishleg-run
+A model with given weights, which may be packed:
+  fishleg eval net.py:make --weights fishleg-run/packed.safetensors --eval-data data.py:test
+
+For MODEL and the data see `fishleg prune --help`.
+"""
+
+
+@click.command(
+    cls=Sections, help=_SENSITIVITY_HELP, short_help="Predict which layers suffer most from pruning."
+)
+@click.argument("model", required=False)
+@recipe_options(
+    "model", "data", "pruning", "auxiliary",
+    without=("measure_batches", "batchnorm_batches", "cuts", "refine_steps"),
+    only=("sparsity", "seed", "device", "threads"),
+)  # fmt: skip
+@recipe_option
+@click.option(
+    "--picture", type=click.Path(path_type=Path), help="Also draw the curves: a .png, .svg or .pdf file."
+)
+@json_option
+def sensitivity(
+    model: str | None, recipe_file: str | None, picture: Path | None, as_json: bool, **options: Any
+) -> None:
+    """The command `fishleg sensitivity`."""
+    from fishleg.runs.sensitivity import analyse, check_picture
+
+    if picture is not None:
+        check_picture(picture)
+    result = analyse(recipe_of(model, recipe_file, options))
+    if picture is not None:
+        result.draw(picture)
+    click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
+
+
+@click.command(help=_INSPECT_HELP, short_help="Show what is in a checkpoint or a run.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--pattern", metavar="N:M",
+    help="Check that a pattern (N:M, block:SIZE or rows) holds; the exit code is 1 if it does not.",
+)  # fmt: skip
+@json_option
+@click.pass_context
+def inspect(ctx: click.Context, path: Path, pattern: str | None, as_json: bool) -> None:
+    """The command `fishleg inspect`."""
+    from fishleg.runs.inspection import inspect_path
+
+    found = inspect_path(path, pattern)
+    click.echo(json.dumps(found.as_dict(), indent=1) if as_json else found.table())
+    if found.holds is False:
+        ctx.exit(ERROR)
+
+
+@click.command("eval", cls=Sections, help=_EVAL_HELP, short_help="Measure the accuracy of a model.")
+@click.argument("model", required=False)
+@recipe_options("model", "data", only=("device", "threads"))
+@click.option(
+    "--run", "directory", type=click.Path(path_type=Path), help="Measure the final model of this run."
+)
+@recipe_option
+@json_option
+def evaluate(
+    model: str | None, recipe_file: str | None, directory: Path | None, as_json: bool, **options: Any
+) -> None:
+    """The command `fishleg eval`.
+
+    Raises:
+        ToolError: --run comes with other arguments, or the model cannot be evaluated.
+    """
+    from fishleg.runs.inspection import evaluate_recipe, evaluate_run
+
+    if directory is not None:
+        if any([model, recipe_file, *flags_given(options)]):
+            raise ToolError("--run names the model, its data and all options: leave out everything else")
+        result = evaluate_run(directory)
+    else:
+        result = evaluate_recipe(recipe_of(model, recipe_file, options))
+    percentages = ("accuracy", "agreement")
+    lines = [f"{k}: {100 * v:.2f} %" if k in percentages else f"{k}: {v:.4g}" for k, v in result.items()]
+    click.echo(json.dumps(result) if as_json else "\n".join(lines))

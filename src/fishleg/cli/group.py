@@ -1,0 +1,114 @@
+"""What all commands share: the group that turns errors into exit codes, common options, the recipe."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any
+
+import click
+
+from fishleg.cli.flags import flags_given
+from fishleg.options.declaration import nearest
+from fishleg.runs.errors import Interrupted, ToolError
+from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
+
+ERROR, INTERRUPTED = 1, 130
+
+recipe_option = click.option(
+    "--recipe",
+    "recipe_file",
+    metavar="FILE",
+    help="Read options from a .toml, .yaml or .json file. Flags override it.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+quiet_option = click.option("--quiet", is_flag=True, help="Show no progress, only warnings.")
+
+
+class CommandGroup(click.Group):
+    """The group of all commands. Errors become one line and an exit code; --debug adds the traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. Its errors become one line on standard error and an exit code.
+
+        Args:
+            ctx: The context of the group.
+
+        Returns:
+            The result of the command.
+
+        Raises:
+            Exit: The command has ended with an exit code.
+            ClickException: An argument or a flag is wrong; click prints it.
+            Abort: The user has ended the command.
+        """
+        logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except (Interrupted, KeyboardInterrupt) as error:
+            click.echo(str(error) or "interrupted before anything was written", err=True)
+            ctx.exit(INTERRUPTED)
+        except Exception as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            click.echo(f"error: {_message(error)}", err=True)
+            ctx.exit(ERROR)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find a command, and suggest a similar name if there is none.
+
+        Args:
+            ctx: The context of the group.
+            args: The name of the command and its arguments.
+
+        Returns:
+            The name, the command and the other arguments.
+        """
+        if args and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"there is no command {args[0]!r}{nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands in the order in which they were added.
+
+        Args:
+            ctx: The context of the group.
+
+        Returns:
+            The names.
+        """
+        return list(self.commands)
+
+
+def _message(error: Exception) -> str:
+    text = str(error).strip()
+    if "Traceback" in text:  # a worker of a DataLoader sends its whole traceback
+        text = text.splitlines()[-1]
+    if isinstance(error, (ToolError, ValueError)):
+        return text
+    return f"{type(error).__name__}: {text} (for the traceback: fishleg --debug ...)"
+
+
+def recipe_of(model: str | None, recipe_file: str | None, options: dict[str, Any]) -> Recipe:
+    """Return the recipe that a command's arguments describe.
+
+    Args:
+        model: The argument MODEL.
+        recipe_file: The file that --recipe names.
+        options: All flags, by unique option name.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        ToolError: No model is named.
+    """
+    given = flags_given(options)
+    if model is not None:
+        given["model"] = model
+    recipe = make_recipe(load_recipe(recipe_file) if recipe_file else {}, given)
+    if not recipe.model.model:
+        raise ToolError("MODEL is missing: name the function that returns the model, for example net.py:make")
+    return recipe

@@ -1,0 +1,143 @@
+"""The commands that prune: prune, resume, compare."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fishleg.cli.flags import Sections, recipe_options
+from fishleg.cli.group import json_option, quiet_option, recipe_of, recipe_option
+from fishleg.runs.recipe import SECTIONS
+
+if TYPE_CHECKING:
+    from fishleg.runs.run import Run
+
+_PRUNE_HELP = """Prune MODEL and write a sparse checkpoint and a report.
+
+\b
+Remove 90 % of the weights:
+  fishleg prune net.py:make --weights net.pt --data data.py:loader -s 0.9
+Keep 2 of every 4 weights:
+  fishleg prune net.py:make --data data.py:loader --pattern 2:4
+Remove 30 % of the output channels, for a smaller and faster model:
+  fishleg prune net.py:make --data data.py:loader -s 0.3 --pattern rows
+Train for two epochs after each pruning step:
+  fishleg prune net.py:make --data data.py:loader -s 0.95 --mode gradual --epochs 2
+Remove as much as possible, and lose at most 0.5 % accuracy:
+  fishleg prune net.py:make --data data.py:loader --eval-data data.py:test --max-drop 0.5%
+
+MODEL is a function without arguments that returns the model, such as net.py:make (a file) or
+package.module:make (an installed module). Use --weights unless the function returns a trained model.
+data.py:loader is a function that returns a DataLoader. workload:digits is a built-in model with its data.
+
+The data need no labels. Without labels, agreement with the dense model is measured instead of accuracy, and
+--mode gradual needs --distill.
+
+\b
+The directory --out receives:
+  report.html          the results as a page for the browser
+  model.safetensors    the sparse model: a plain state dict with zeros
+  packed.safetensors   the same in a small file
+  small.safetensors    with --pattern rows: the model without the removed rows, smaller and faster
+  recipe.toml          all options of the run
+  run.json, log.jsonl, log.csv, checkpoints/
+
+An interrupted run continues with `fishleg resume DIRECTORY`. All flags can also be written into a file, see
+--recipe and --print-recipe.
+"""
+
+_RESUME_HELP = """Continue an interrupted run from its last checkpoint.
+
+\b
+  fishleg resume fishleg-run
+
+DIRECTORY is the --out of the run. The result is the same as without the interruption.
+"""
+
+_COMPARE_HELP = """Prune MODEL with several methods, and print one table.
+
+\b
+  fishleg compare workload:digits -s 0.95 --methods magnitude,fishleg --out comparison
+
+All methods get the same budget. Each is a run in its own directory inside --out. The table is also written
+there as comparison.json, and with matplotlib the picture comparison.png. An interrupted comparison continues
+if the same command is given again. For MODEL and the data see `fishleg prune --help`.
+"""
+
+
+@click.command(
+    cls=Sections, help=_PRUNE_HELP, short_help="Prune a model; write a sparse checkpoint and a report."
+)
+@click.argument("model", required=False)
+@recipe_options(*SECTIONS)
+@recipe_option
+@click.option("--print-recipe", is_flag=True, help="Print all options as a recipe, and do not prune.")
+@json_option
+@quiet_option
+def prune(
+    model: str | None, recipe_file: str | None, print_recipe: bool, as_json: bool, quiet: bool, **options: Any
+) -> None:
+    """The command `fishleg prune`."""
+    recipe = recipe_of(model, recipe_file, options)
+    if print_recipe:
+        recipe.check()
+        click.echo(recipe.to_toml(), nl=False)
+        return
+    from fishleg.runs import run as runs
+
+    _execute(runs.start(recipe, command=f"fishleg {shlex.join(sys.argv[1:])}"), as_json, quiet)
+
+
+@click.command(help=_RESUME_HELP, short_help="Continue an interrupted run.")
+@click.argument("directory", type=click.Path(path_type=Path))
+@json_option
+@quiet_option
+def resume(directory: Path, as_json: bool, quiet: bool) -> None:
+    """The command `fishleg resume`."""
+    from fishleg.runs import run as runs
+
+    _execute(runs.resume(directory), as_json, quiet)
+
+
+def _execute(run: Run, as_json: bool, quiet: bool) -> None:
+    from fishleg.cli.display import WarningsOnly, make_display
+
+    run.listen(WarningsOnly() if quiet else make_display(run.evaluator.unit, run.evaluator.name))
+    record = run.execute()
+    click.echo(json.dumps(record, indent=1) if as_json else f"{run.directory / 'report.html'}")
+
+
+@click.command(
+    cls=Sections, help=_COMPARE_HELP, short_help="Prune a model with several methods; print one table."
+)
+@click.argument("model", required=False)
+@click.option(
+    "--methods", default="magnitude,obert,mfac,fishleg", show_default=True,
+    help="The methods, separated by commas.",
+)  # fmt: skip
+@recipe_options(*SECTIONS, without=("method",))
+@recipe_option
+@json_option
+def compare(model: str | None, methods: str, recipe_file: str | None, as_json: bool, **options: Any) -> None:
+    """The command `fishleg compare`."""
+    from fishleg.options.names import EMPIRICAL_METHODS
+    from fishleg.runs.compare import compare_methods
+
+    # every run replaces the method; that of the common recipe must not contradict --empirical
+    recipe = recipe_of(model, recipe_file, {**options, "method": next(iter(EMPIRICAL_METHODS))})
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    result = compare_methods(recipe, names, on_run=_show_run)
+    click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
+
+
+def _show_run(run: Run) -> None:
+    """Print the method of a run, and show its progress."""
+    from fishleg.cli.display import make_display
+
+    click.echo(f"-- {run.recipe.pruning.method}", err=True)
+    run.listen(make_display(run.evaluator.unit, run.evaluator.name))
