@@ -1,13 +1,22 @@
 """FishLeg as an optimizer, next to Adam: a deep autoencoder, which is small and hard to train."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from digits import TEST_X, loader
 from torch import nn
 
 from fishleg import FishLeg
-from reproduction.workloads.networks import autoencoder
+
+WIDTHS = [64, 48, 24, 8, 24, 48, 64]
+
+
+def autoencoder() -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(WIDTHS):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
 
 
 def trained_by(make_optimizer: Callable[[nn.Module], torch.optim.Optimizer], epochs: int = 10) -> nn.Module:

@@ -12,7 +12,8 @@ surgeon = fishleg.Surgeon(model, loader(labels=False), options=PruningOptions(pa
 print(surgeon.table())  # the first convolution has one input and stays as it is
 
 dense = accuracy(model)
-surgeon.staged([0.3, 0.5])
+for sparsity in (0.3, 0.5):
+    surgeon.prune(sparsity)
 for name in surgeon.weights.names:
     weight = model.get_parameter(name)
     fours = weight.movedim(1, -1).reshape(-1, 4)

@@ -5,7 +5,6 @@ Names give the sizes: `net_8_16_4` has 8 inputs, 16 hidden units and 4 outputs; 
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import torch

@@ -10,6 +10,7 @@ GRADUAL = ["train_data", *KEYS["fine_tuning"]]
 SPECIAL: dict[str, Any] = {
     "sparsity": 0.25,
     "sparsities": (0.2, 0.4),
+    "pattern": "2:4",
     "floor": 0.3,
     "momentum": 0.5,
     "regain": 0.5,

@@ -1,17 +1,13 @@
-"""The package as a whole: what its import brings in, its examples, the Python code in the README."""
+"""The package as a whole: what its import brings in, and its examples."""
 
 import os
 import re
 import subprocess
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import fishleg
 
@@ -104,21 +100,3 @@ def test_example(name: str, tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert CHECKS[name](run.stdout), run.stdout
-
-
-@pytest.mark.slow
-def test_python_in_the_readme() -> None:
-    """All of it, one piece after the other, with a model that has what it speaks of."""
-    torch.manual_seed(0)
-    pieces = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
-    assert len(pieces) >= 6
-    layers = {"hidden": nn.Linear(16, 24), "relu": nn.ReLU(), "fc": nn.Linear(24, 4)}
-    model = nn.Sequential(OrderedDict(layers))
-    names: dict[str, Any] = {
-        "model": model,
-        "loader": [(torch.randn(32, 16), torch.randint(4, (32,))) for _ in range(4)],
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
-    }
-    for piece in pieces:
-        exec(compile(piece, "README.md", "exec"), names)
-    assert float((names["sparse"].hidden.weight == 0).float().mean()) > 0.8

@@ -101,7 +101,7 @@ def test_a_step_that_fails_leaves_the_statistics_alone() -> None:
 
 @pytest.mark.slow
 def test_norms_that_are_frozen_in_training_stay_so_for_the_first_q() -> None:
-    """The first Q of a gradual run, at a model in training mode, one BatchNorm of which is in evaluation mode."""
+    """The first Q of a gradual run, where one BatchNorm of a model in training mode is in evaluation mode."""
     found = []
     for frozen in (True, False):
         model = net_with_batchnorm()

@@ -101,7 +101,9 @@ def test_a_tied_weight_is_known_by_all_its_names() -> None:
 
     data = [torch.randint(0, 10, (8, 3)) for _ in range(2)]
     assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^head"])).weights.names == ["body.weight"]
-    assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^embedding"])).weights.names == ["body.weight"]
+    assert Surgeon(Tied(), data, options=PruningOptions(exclude=["^embedding"])).weights.names == [
+        "body.weight"
+    ]
     assert Surgeon(Tied(), data, options=PruningOptions(include=[r"head\.weight"])).weights.names == [
         "embedding.weight"
     ]

@@ -3,7 +3,6 @@
 import copy
 import math
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.nn import functional
 
 import fishleg
 from fishleg import Categorical, FineTuningOptions, PruningOptions
-from fishleg.options import OptionError
 from fishleg.options.names import MODES
 from fishleg.pruning import Event, PruneStep, StageDone
 from fishleg.workloads.digits_net import DigitsNet
@@ -290,95 +288,6 @@ def test_token_level_transformer(mode: str) -> None:
     assert all(step.measured is not None and math.isfinite(step.measured) for step in steps)
     assert torch.equal(sparse.embed.weight, model.embed.weight) is (mode != "gradual")
     assert bool(torch.isfinite(sparse(batches[0][0])).all())
-
-
-def frozen(model: nn.Module) -> nn.Module:
-    return model.requires_grad_(False)
-
-
-def broken() -> list[Tensor]:
-    return [torch.full((32, 8), math.nan)]
-
-
-Call = Callable[[nn.Module], object]
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda m: run(m, labelled(), 0, inplace=True), r"sparsity must be in \(0, 1\).*, got 0$"),
-        (lambda m: run(m, labelled(), 1, inplace=True), r"sparsity must be in \(0, 1\).*, got 1$"),
-        (lambda m: run(m, labelled(), 1.5, inplace=True), r"sparsity must be in \(0, 1\).*, got 1.5"),
-        (lambda m: run(m, labelled(), math.nan, inplace=True), r"sparsity must be in \(0, 1\).*, got nan"),
-        (lambda m: run(m, labelled(), "90", inplace=True), r"sparsity must be in \(0, 1\).*, got '90'"),
-        (lambda m: run(m, labelled(), True, inplace=True), r"sparsity must be in \(0, 1\).*, got True"),
-        (lambda m: run(m, labelled(), [], inplace=True), "at least one sparsity"),
-        (lambda m: run(m, labelled(), [0.5, 0.5], inplace=True), "sparsities must rise, got 0.5 before 0.5"),
-        (lambda m: run(m, labelled(), [0.2, 0.5], stages=2, inplace=True), "leave out stages"),
-        (lambda m: run(m, labelled(), [0.5], mode="one-shot", inplace=True), "leave out stages and one-shot"),
-        (lambda m: run(m, labelled(), 0.5, stages=0, inplace=True), "at least 1 step, got 0"),
-        (
-            lambda m: run(m, labelled(), 0.5, stages=2, mode="one-shot", inplace=True),
-            "single stage, got stages=2",
-        ),
-        (
-            lambda m: run(m, labelled(), 0.5, train_loader=labelled(), inplace=True),
-            "train_loader needs mode=",
-        ),
-        (lambda m: run(m, labelled(), 0.7, pattern="2:4", stages=1, inplace=True), "0.5 at most, got 0.7"),
-        (lambda m: run(m, labelled(), pattern="best", inplace=True), "pattern must be .*, got 'best'"),
-        (
-            lambda m: run(m, labelled(), 0.5, mode="iterative", inplace=True),
-            "mode must be one of staged, one-shot, gradual, got 'iterative'",
-        ),
-        (
-            lambda m: run(m, labelled(), 0.5, fine_tuning=SHORT, inplace=True),
-            "fine_tuning needs mode='gradual', got mode='staged'",
-        ),
-        (
-            lambda m: run(m, unlabelled(), 0.5, mode="gradual", fine_tuning=SHORT, inplace=True),
-            r"needs \(inputs, targets\) from the loader, or distillation",
-        ),
-        (lambda m: run(m, [], 0.5, inplace=True), "the loader is empty"),
-        (lambda m: run(m, [], 0.5, mode="gradual", inplace=True), "the loader is empty"),
-        (lambda m: run(m, broken(), 0.5, inplace=True), "outputs are not finite"),
-        (lambda m: run(frozen(m), labelled(), 0.5, inplace=True), "nothing to prune:\n(.|\n)*frozen"),
-        (lambda m: run(m, labelled(), 0.5, method="best", inplace=True), "method must be one of"),
-        (lambda m: run(m, labelled(), 0.5, likelihood="poisson", inplace=True), "got 'poisson'"),
-    ],
-)
-def test_errors_leave_the_model_as_it_was(call: Call, message: str, model: Net) -> None:
-    before, modes = state_copy(model), [module.training for module in model.modules()]
-    with pytest.raises(ValueError, match=message):
-        call(model)
-    assert identical(dict(model.state_dict()), before)
-    assert [module.training for module in model.modules()] == modes
-
-
-@pytest.mark.parametrize("method", ["magnitude", "diagonal"])
-def test_inputs_that_are_not_finite_never_reach_the_statistics(method: str) -> None:
-    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
-    before = state_copy(model)
-    with pytest.raises(ValueError, match="not finite"):
-        run(model, broken(), 0.5, method=method, inplace=True)
-    assert identical(dict(model.state_dict()), before)
-
-
-def test_unknown_keyword(model: Net) -> None:
-    with pytest.raises(TypeError, match="sparsityy"):
-        fishleg.prune(model, labelled(), sparsityy=0.5)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ({"pattern": "2:4"}, "pattern"),
-        ({"method": "magnitude", "exclude": ["^4"]}, "method, exclude"),
-    ],
-)
-def test_options_and_short_keywords_exclude_each_other(given: dict[str, Any], names: str, model: Net) -> None:
-    with pytest.raises(OptionError, match=f"pass either options or {names}, got both"):
-        fishleg.prune(model, labelled(), 0.5, options=PruningOptions(), progress=quiet, **given)
 
 
 def test_short_keywords_mean_the_same_as_options(model: Net) -> None:

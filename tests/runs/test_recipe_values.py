@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 from option_values import GRADUAL
 
+from fishleg import Gaussian, register_likelihood, register_pattern
 from fishleg.options.declaration import is_list
+from fishleg.options.names import LIKELIHOODS, PATTERNS
+from fishleg.pruning.patterns import NM
 from fishleg.runs.recipe import FIELDS, RecipeError, make_recipe
 
 
@@ -95,3 +98,26 @@ def test_options_of_the_training_need_training(name: str):
     with pytest.raises(RecipeError, match=f"{name} needs mode = 'gradual', got mode = 'staged'"):
         make_recipe({name: value})
     make_recipe({name: value, "mode": "gradual"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("pattern", NM(2, 4)), ("structure", len), ("auxiliary_probe", len)]
+)
+def test_objects_without_a_name_are_refused(name: str, value: Any):
+    """The run writes its recipe to a file, from which it is resumed."""
+    with pytest.raises(
+        RecipeError, match=rf"{key(name)} must be a name, .* register the object under a name"
+    ):
+        make_recipe({name: value}).check()
+
+
+def test_names_that_were_registered_are_accepted():
+    register_pattern("mine", lambda argument: NM(2, 4))
+    register_likelihood("ours", Gaussian)
+    try:
+        recipe = make_recipe({"pattern": "mine", "likelihood": "ours"})
+        recipe.check()
+        assert recipe.replace(sparsity=0.25).model.likelihood == "ours"
+    finally:
+        PATTERNS.remove("mine")
+        LIKELIHOODS.remove("ours")

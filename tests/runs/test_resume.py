@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow  # each mode is run to its end several times
 
 MODES = {
     "staged": {"sparsity": 0.8, "stages": 3, "batchnorm_batches": 2},
-    "fishleg": {"mode": "gradual", "sparsities": [0.4, 0.7], "steps": 5, "update_every": 2, "refine_steps": 2},
+    "fishleg": {
+        "mode": "gradual", "sparsities": [0.4, 0.7], "steps": 5, "update_every": 2, "refine_steps": 2,
+    },
     "sgd": {"mode": "gradual", "sparsities": [0.4, 0.7], "steps": 5, "optimizer": "sgd", "distill": True},
     "baseline": {"mode": "gradual", "sparsities": [0.5, 0.7], "steps": 3, "method": "magnitude"},
     "search": {"max_drop": "20%", "stages": 2, "mode": "gradual", "optimizer": "adam", "steps": 3},

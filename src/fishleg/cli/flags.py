@@ -1,4 +1,4 @@
-"""Options as flags of a command: made from their declarations, under headings, read back as values."""
+"""Flags of the commands: made from the declarations of the options, and read back as their values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _TITLES = {
     "model": "Model",
     "data": "Data",
-    "schedule": "How sparse, in which stages",
+    "schedule": "Sparsity and stages",
     "pruning": "Pruning",
-    "auxiliary": "Learning of Q",
+    "auxiliary": "Learning Q (--method fishleg)",
     "fine_tuning": "Fine-tuning (--mode gradual)",
     "run": "Run",
 }

@@ -15,7 +15,9 @@ class FineTuningOptions:
 
     optimizer: str = option("fishleg", "Optimizer; sgd has momentum, adam is AdamW.", choices=OPTIMIZERS)
     epochs: float = option(1.0, "Epochs of training after each pruning step.", rule="> 0")
-    steps: int | None = option(None, "The same in steps; overrides epochs.", rule=">= 1")
+    steps: int | None = option(
+        None, "Training steps after each pruning step, instead of epochs.", rule=">= 1"
+    )
     lr: float | None = option(None, "Learning rate; default: 0.1 fishleg, 0.02 sgd, 0.001 adam.", rule="> 0")
     lr_schedule: str = option(
         "cosine", "Whether the rate falls to zero after each pruning step.", choices=LEARNING_RATE_SCHEDULES
@@ -24,7 +26,7 @@ class FineTuningOptions:
     weight_decay: float = option(0.0, "Weight decay.", rule=">= 0")
     max_kl: float | None = option(
         0.012,
-        "FishLeg's trust region where a loss of 1 can be regained; shrinks with that loss. none: no bound.",
+        "FishLeg's trust region if a loss of 1 can be regained; less if less can be. none: no trust region.",
         rule="> 0",
     )
     step_damping: float = option(
@@ -33,7 +35,9 @@ class FineTuningOptions:
         rule=">= 1",
     )
     regain: float = option(
-        0.0, "Train as if at least this much loss could be regained: rougher steps.", rule="[0, 1)"
+        0.0,
+        "Train as if at least this much loss could be regained; larger values mean larger steps.",
+        rule="[0, 1)",
     )
     update_every: int = option(10, "Training steps per auxiliary step of Q.", rule=">= 1")
     distill: bool = option(False, "Train towards the dense model's outputs; needs no labels.")

@@ -39,9 +39,11 @@ class AuxiliaryOptions:
         rule=">= 2",
     )
     refine_every: int = option(
-        1, "Layers take turns with Adam: each is updated every so many steps, E² always.", rule=">= 1"
+        1, "Steps between two Adam updates of the same layer; E² is updated in every step.", rule=">= 1"
     )
-    eta_floor: float = option(0.0, "Smallest natural step; above 0 it follows a moving F.", rule="[0, 1]")
+    eta_floor: float = option(
+        0.0, "Smallest natural step; above 0, Q follows an F that changes.", rule="[0, 1]"
+    )
     probe: str | Callable[[Any], Any] = option(
         "isotropic",
         "Distribution of the probe u (estimator probe).",
@@ -80,14 +82,22 @@ class AuxiliaryOptions:
 class PruningOptions:
     """How to prune: which weights, by which Q, with which compensation. The defaults need no search."""
 
-    method: str = option("fishleg", "Which Q scores and compensates.", choices=METHODS)
+    method: str = option(
+        "fishleg",
+        "How Q, the inverse Fisher matrix that scores and compensates, is estimated.",
+        choices=METHODS,
+    )
     pattern: Pattern | str = option(
         "global",
         "What is removed together: global, layer, N:M (2:4), block:SIZE or rows.",
         accepts=lambda value: hasattr(value, "select"),
     )
-    include: Sequence[str] = option((), "Parameter, module or regular expression to prune; may be repeated.")
-    exclude: Sequence[str] = option((), "Parameter, module or regular expression to leave; may be repeated.")
+    include: Sequence[str] = option(
+        (), "Prune only this parameter, module or regular expression; may be repeated."
+    )
+    exclude: Sequence[str] = option(
+        (), "Do not prune this parameter, module or regular expression; may be repeated."
+    )
     floor: float = option(
         0.2,
         "Each weight tensor keeps at least this share of the mean density: no layer is emptied.",
@@ -98,7 +108,7 @@ class PruningOptions:
     )
     mask_search_rounds: int | None = option(
         None,
-        "Rounds that swap kept weights for removed ones of more worth (compensation joint, single weights); "
+        "Rounds of mask search, which swaps kept and removed weights (compensation joint, single weights); "
         "default: 12 for method fishleg, else 0, as published.",
         rule=">= 0",
     )
@@ -107,7 +117,7 @@ class PruningOptions:
     )
     cuts: int | None = option(
         None,
-        "Cuts per pruning step, Q updated between them; default: 3 with fine-tuning, else 1.",
+        "Parts of each pruning step, with an update of Q between them; default: 3 with fine-tuning, else 1.",
         rule=">= 1",
     )
     refine_steps: int | None = option(
@@ -120,7 +130,8 @@ class PruningOptions:
     )
     relative_damping: float | None = option(
         None,
-        "γ over the mean diagonal of F; default: 0.3 for rows, 0.01 with mask search untrained, else 0.1.",
+        "γ over the mean diagonal of F; default: 0.3 for rows, 0.01 for mask search without training, "
+        "else 0.1.",
         rule="> 0",
     )
     samples: int = option(256, "Gradients per estimate of Q.", rule=">= 1")

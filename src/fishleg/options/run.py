@@ -19,8 +19,12 @@ class ModelOptions:
     model: str = option(
         "", "Function that returns the model: net.py:make, package.module:make, or workload:digits."
     )
-    weights: str | None = option(None, "State dict to load: a .safetensors or .pt file.")
-    likelihood: str = option("categorical", "What the outputs mean.", choices=LIKELIHOODS)
+    weights: str | None = option(None, "State dict to load into the model: a .safetensors or .pt file.")
+    likelihood: str = option(
+        "categorical",
+        "Distribution of the outputs: classes, real numbers, or yes and no.",
+        choices=LIKELIHOODS,
+    )
     forward: str | None = option(
         None, "Function (model, batch) -> outputs; default: the model is called on the inputs."
     )
@@ -34,10 +38,14 @@ class DataOptions:
     """Where the data come from."""
 
     data: str | None = option(
-        None, "Function that returns the calibration loader (inputs suffice), e.g. data.py:loader."
+        None, "Function that returns the calibration loader, e.g. data.py:loader; labels are not needed."
     )
-    train_data: str | None = option(None, "The same for the training loader of mode gradual.")
-    eval_data: str | None = option(None, "The same for the loader that accuracy is measured on.")
+    train_data: str | None = option(
+        None, "Function that returns the training loader (mode gradual); default: that of data."
+    )
+    eval_data: str | None = option(
+        None, "Function that returns the loader for evaluation; default: the first batches of data."
+    )
     metric: str | None = option(
         None, "Function (model, loader) -> number, larger is better; default: accuracy, or the loss."
     )
@@ -52,24 +60,31 @@ class ScheduleOptions:
 
     sparsity: float | None = option(
         None,
-        "Fraction of the prunable weights (of the rows, with pattern rows) to remove; "
-        "default: all that an N:M pattern asks for, else 0.9.",
+        "Fraction of the prunable weights (with pattern rows: of the rows) to remove; "
+        "default: 1 - N/M for an N:M pattern, else 0.9.",
         rule="(0, 1)",
         flags=("-s",),
     )
-    sparsities: Sequence[float] = option((), "The sparsity after each stage, instead of sparsity.")
+    sparsities: Sequence[float] = option((), "Instead of sparsity: the sparsity after each stage.")
     max_drop: str | float | None = option(
-        None, "Instead of a sparsity: the largest one whose metric drops by at most this, e.g. 1%."
+        None,
+        "Instead of sparsity: find the largest one at which the metric drops by at most this, e.g. 1%.",
     )
-    max_params: int | None = option(None, "Instead: keep at most so many parameters.", rule=">= 1")
+    max_params: int | None = option(
+        None, "Instead of sparsity: the largest number of parameters to keep.", rule=">= 1"
+    )
     max_flops: str | float | None = option(
-        None, "Instead: keep at most so many multiply-adds per example, a number or e.g. 40%."
+        None, "Instead of sparsity: the largest number of multiply-adds per example, or a share, e.g. 40%."
     )
     mode: str = option(
-        "staged", "staged and one-shot do not train; gradual trains after each stage.", choices=MODES
+        "staged",
+        "staged: several stages; one-shot: one stage; gradual: several, with training after each.",
+        choices=MODES,
     )
     stages: int | None = option(
-        None, "Number of stages; default: each keeps 75 % (of rows without training: 95 %).", rule=">= 1"
+        None,
+        "Number of stages; default: so many that each keeps 75 % (rows without training: 95 %).",
+        rule=">= 1",
     )
     schedule: str = option("exponential", "How the sparsity rises from stage to stage.", choices=SCHEDULES)
 
@@ -96,11 +111,11 @@ class RunOptions:
     """Directory, seed and machine of a run."""
 
     out: str = option("fishleg-run", "Directory for everything that the run writes.", flags=("-o",))
-    seed: int = option(0, "Seed of everything random.", rule="[0, 4294967296)")
-    device: str = option("auto", "auto, cpu, cuda, cuda:1 ...")
-    threads: int | None = option(None, "CPU threads; default: torch's.", rule=">= 1")
+    seed: int = option(0, "Seed of all random numbers.", rule="[0, 4294967296)")
+    device: str = option("auto", "Device: auto, cpu, cuda, cuda:1 ...")
+    threads: int | None = option(None, "Number of CPU threads; default: as torch chooses.", rule=">= 1")
     checkpoint_minutes: float = option(5.0, "Minutes between checkpoints while training.", rule="> 0")
-    keep: int = option(3, "Checkpoints to keep.", rule=">= 1")
+    keep: int = option(3, "Number of checkpoints to keep.", rule=">= 1")
     tensorboard: bool = option(False, "Log to TensorBoard too (needs tensorboard).")
     wandb: str | None = option(None, "Log to this Weights & Biases project too (needs wandb).")
 

@@ -83,14 +83,14 @@ def _weight_masks(model: nn.Module) -> dict[str, Tensor]:
 def _with_biases(model: nn.Module, masks: dict[str, Tensor]) -> dict[str, Tensor]:
     for layer in find_layers(model):
         if layer.is_matrix and layer.bias is not None and layer.weight in masks:
-            gone = ~masks[layer.weight].flatten(1).any(1) & (model.get_parameter(layer.bias) == 0)
-            if bool(gone.any()):
-                masks[layer.bias] = ~gone
+            removed = ~masks[layer.weight].flatten(1).any(1) & (model.get_parameter(layer.bias) == 0)
+            if bool(removed.any()):
+                masks[layer.bias] = ~removed
     names = {id(p): name for name, p in model.named_parameters()}
     for norm in (module for module in model.modules() if isinstance(module, _BatchNorm) and module.affine):
-        gone = (norm.weight == 0) & (norm.bias == 0)
-        if masks and bool(gone.any()) and not bool(gone.all()):
-            masks.update({names[id(p)]: ~gone for p in (norm.weight, norm.bias)})
+        removed = (norm.weight == 0) & (norm.bias == 0)
+        if masks and bool(removed.any()) and not bool(removed.all()):
+            masks.update({names[id(p)]: ~removed for p in (norm.weight, norm.bias)})
     return masks
 
 

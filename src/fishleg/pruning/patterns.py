@@ -285,10 +285,10 @@ def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Mask
             f"cannot remove {count} of {total}{where} (sparsity {sparsity:.4f}): pattern and floor allow "
             f"{available} to be removed, a sparsity of at most {available / total:.4f}"
         )
-    gone = int((flat == -math.inf).sum())
-    if count < gone:
+    before = int((flat == -math.inf).sum())
+    if count < before:
         raise ValueError(
-            f"cannot remove {count} of {total}{where} (sparsity {sparsity:.4f}): {gone} are removed already"
+            f"cannot remove {count} of {total}{where} (sparsity {sparsity:.4f}): {before} are removed already"
         )
     removed = torch.zeros(total, dtype=torch.bool)
     removed[flat.argsort(stable=True)[:count]] = True

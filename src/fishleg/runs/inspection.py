@@ -238,9 +238,9 @@ def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
     """
     prepared = prepare(recipe, prunes=False)
     result = prepared.evaluator(prepared.model)
-    shown = {prepared.evaluator.name: result.metric}
+    found = {prepared.evaluator.name: result.metric}
     return (
-        shown if result.loss is None or prepared.evaluator.name == "loss" else {**shown, "loss": result.loss}
+        found if result.loss is None or prepared.evaluator.name == "loss" else {**found, "loss": result.loss}
     )
 
 
@@ -268,5 +268,5 @@ def evaluate_run(directory: Path) -> dict[str, Any]:
     sparse = (directory / "model.safetensors").resolve()
     apply_weights(prepared.model, load_weights(sparse), sparse)
     result = prepared.evaluator(prepared.model)
-    shown: dict[str, Any] = {prepared.evaluator.name: result.metric}
-    return shown if result.loss is None else {**shown, "loss": result.loss}
+    found: dict[str, Any] = {prepared.evaluator.name: result.metric}
+    return found if result.loss is None else {**found, "loss": result.loss}

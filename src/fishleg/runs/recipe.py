@@ -35,7 +35,16 @@ class RecipeError(ToolError):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that a run depends on: one group of options per section. The defaults need no search."""
+    """All that a run depends on: one group of options per section. The defaults need no search.
+
+    Args:
+        model: Where the model comes from.
+        data: Where the data come from.
+        schedule: How sparse the model becomes, and in which stages.
+        pruning: How to prune; its `auxiliary` is the section of that name.
+        fine_tuning: How to train in mode "gradual".
+        run: Directory, seed and machine.
+    """
 
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataOptions = field(default_factory=DataOptions)
@@ -60,11 +69,18 @@ class Recipe:
         """Check what only the library can judge: the pattern, and sparsities that it must allow.
 
         Raises:
-            RecipeError: The pattern is unknown, or does not allow a sparsity.
+            RecipeError: The pattern is unknown, or does not allow a sparsity, or a value is no plain one.
         """
         from fishleg.pruning import as_pattern
         from fishleg.pruning.schedules import check_sparsities
 
+        for section, values in self.sections().items():
+            for key, value in values.items():
+                if not isinstance(value, (str, int, float, tuple, type(None))):
+                    raise RecipeError(
+                        f"[{section}] {key} must be a name, which a file can hold, got {value!r}; "
+                        "register the object under a name"
+                    )
         pattern, schedule = self.pruning.pattern, self.schedule
         try:
             limit = as_pattern(pattern).limit

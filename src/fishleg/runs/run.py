@@ -1,4 +1,4 @@
-"""One pruning run from recipe to report, which can be killed at any moment and go on bit for bit.
+"""One pruning run from recipe to report. It can be killed at any moment and resumed bit for bit.
 
 What a run writes into its directory:
   recipe.toml  run.json  log.jsonl  log.csv  dense.ckpt  checkpoints/  model.safetensors  packed.safetensors
@@ -57,7 +57,7 @@ def start(
         model: A model in hand, instead of the one that the recipe names; it is changed in place.
         data: Loaders in hand, instead of those that the recipe names.
         base: The directory that relative paths refer to; default: the current one.
-        listeners: Objects that are told what happens.
+        listeners: Objects that receive every event.
         command: The command line, for the report.
 
     Returns:
@@ -86,7 +86,7 @@ def resume(
         directory: The directory of the run.
         model: The model, if the run was started with one in hand; its weights do not matter.
         data: The loaders, if the run was started with loaders in hand.
-        listeners: Objects that are told what happens.
+        listeners: Objects that receive every event.
 
     Returns:
         The run; `execute` does the rest of the work.
@@ -122,8 +122,8 @@ class Run:
     Args:
         prepared: What the recipe names, built and checked.
         directory: Where the run writes to.
-        listeners: Objects that are told what happens.
-        record: The record of a run that goes on; None: a new run.
+        listeners: Objects that receive every event.
+        record: The record of a run that is resumed; None: a new run.
         command: The command line, for the report.
     """
 
@@ -192,7 +192,7 @@ class Run:
         """Add a listener.
 
         Args:
-            listener: An object that is told what happens.
+            listener: An object that receives every event.
         """
         self.run_log.listeners.append(listener)
 
@@ -280,7 +280,7 @@ class Run:
         self.run_log.emit("resume", sparsity=self.surgeon.sparsity, checkpoint=path.name, fraction=fraction)
 
     def _loop(self) -> None:
-        """Stage after stage; a stage that is past its pruning goes on with its training."""
+        """Do all stages. A resumed stage that is pruned already continues with its training."""
         assert self.plan is not None
         while True:
             if self._ahead_of_plan:
@@ -311,7 +311,7 @@ class Run:
         return sum(surgeon.pruner.predict(inverse, masks).values())
 
     def _on_event(self, event: Event) -> None:
-        """Log what the session reports, save where the run can go on from, and stop if asked to."""
+        """Log an event of the session, save a checkpoint if one is due, and stop if requested."""
         if isinstance(event, StageStarted):
             self._phase = event.update
         elif isinstance(event, InverseUpdated):
