@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 ROOMS = (
-    "options", "runtime", "report", "curvature", "formats", "shrinking", "workloads", "inverse", "optim", "pruning",
-    "runs", "cli",
+    "options", "runtime", "report", "curvature", "formats", "shrinking", "workloads", "inverse", "optim",
+    "pruning", "runs", "cli",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from fishleg.runs.recipe import FIELDS
 
 RUN = "prune net.py:make --data data.py:loader"
 PRUNE = f"{RUN} -s 0.5"
+COMPARE = "compare net.py:make --data data.py:loader"
 SENSITIVITY = "sensitivity net.py:make --data data.py:loader"
 
 
@@ -251,7 +252,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("compare net.py:make --data data.py:loader --out done", "done holds a single run"),
         ("compare net.py:make --data data.py:loader --out net.py", "is a file, not a directory"),
         ("compare net.py:make --data data.py:ten", "label 10 is out of range"),
-        ("compare net.py:make --data data.py:loader --methods kfac,exact --empirical", "got kfac, exact"),
+        (f"{COMPARE} --methods kfac,exact --empirical", "got kfac, exact"),
+        (f"{COMPARE} --methods magnitude,kfac --empirical", "got magnitude, kfac"),
         ("sensitivity", "MODEL is missing"),
         ("sensitivity net.py:make", "data is missing"),
         (f"{SENSITIVITY} --sparsity 2", "sparsity must be in (0, 1), got 2"),

@@ -49,7 +49,8 @@ def writes(mode: str, base: Path, expected: bytes) -> dict[str, int]:
     runs = same = kills = 0
     for call in ("fsync", "replace"):
         for at in (3, 6, 8, 11):
-            recipe = recipe_for(mode, f"{call}-{at}")
+            name = f"{call}-{at}"
+            recipe = recipe_for(mode, name)
 
             def deadly(call: str = call, at: int = at, recipe: object = recipe) -> None:
                 kill_in_call(os, call, at, half_written=True)
@@ -57,5 +58,5 @@ def writes(mode: str, base: Path, expected: bytes) -> dict[str, int]:
 
             kills += in_child(deadly) == -9
             assert in_child(lambda recipe=recipe: work(recipe, base)) == 0
-            runs, same = runs + 1, same + (model_bytes(base / recipe.out) == expected)
+            runs, same = runs + 1, same + (model_bytes(base / name) == expected)
     return {"write_kills": kills, "write_runs": runs, "write_identical": same}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -246,6 +247,7 @@ class InverseSource:
             state: The saved state.
             masks: What is removed already, by parameter; True = kept.
         """
+        state = copy.deepcopy(dict(state))  # learning goes on, and must not change what was loaded
         self.gamma = state["gamma"]
         self.learning = self.inverse = self._estimated_at = None
         if state["learning"] is not None:

@@ -71,9 +71,10 @@ class AuxiliaryOptions:
         Returns:
             Options without automatic values.
         """
+        most = groups if self.sub_batch is None else min(groups, self.sub_batch)
         return dataclasses.replace(
             self,
-            groups=groups if self.groups is None else self.groups,
+            groups=most if self.groups is None else self.groups,
             warm_start=warm_start if self.warm_start is None else self.warm_start,
         )
 
