@@ -14,6 +14,8 @@ from reproduction.figures.ablation import blocks, pruning
 from reproduction.figures.problems import Ensemble, Problem, Projection, exponential, our_options
 from reproduction.harness import units
 
+pytestmark = pytest.mark.slow
+
 MODULES = {"init": init, "estimation": estimation, "ablation": ablation, "claims": claims, "layer": layer}
 
 

@@ -16,6 +16,8 @@ from reproduction.figures.problems import (
     riemannian,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_ensemble_learns_each_problem_as_if_alone() -> None:
     problems = [Problem(exponential(12, 4), 0.05, seed) for seed in range(3)]

@@ -18,6 +18,8 @@ from reproduction.figures.resnet18 import experiment
 from reproduction.harness import plain
 from reproduction.tables import resnet18 as tables
 
+pytestmark = pytest.mark.slow
+
 SMOKE = configs.load("smoke")
 
 

@@ -8,6 +8,8 @@ import torch
 from fishleg import Auxiliary, AuxiliaryOptions, Categorical, InverseFisher
 from reproduction.experiments import toys
 
+pytestmark = pytest.mark.slow
+
 EVERY = {"groups": toys.BATCH, "vectorize": True}
 
 

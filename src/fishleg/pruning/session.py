@@ -165,6 +165,8 @@ class PruningSession:
             tuner.restore_modes()
         update = surgeon.curvature.next_update
         yield StageStarted(**place, target=sparsity, update=update)
+        if self._dense is not None:  # the batches are drawn: an error in them raises before any long work
+            surgeon.check_data()
         surgeon.update_inverse()
         yield InverseUpdated(**place, update=update)
         if tuner is not None and tuner.optimizer is None:

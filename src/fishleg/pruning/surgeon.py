@@ -143,17 +143,12 @@ class Surgeon:
         """Return a line for each parameter: its size, sparsity, and whether it is pruned or why not."""
         return self.weights.table()
 
-    @gradients_enabled()
     def update_inverse(self) -> InverseFisher:
         """Bring Q up to date with the model: estimate, refine or reuse it.
 
         Returns:
             Q.
-
-        Raises:
-            ValueError: The first batches do not suit the model, its outputs or the likelihood.
         """
-        self._check_data()
         return self.curvature.update(self.masks, self.refine_steps)
 
     @gradients_enabled()
@@ -182,7 +177,7 @@ class Surgeon:
         if cuts < 1:
             raise ValueError(f"cuts must be >= 1, got {cuts}")
         before = self.output_change.outputs()
-        self._check_data(before)
+        self.check_data()
         zeros = {name: self._zeros(name) for name in self.weights.names}
         batch = next(iter(self.output_change.batches), None)
         moments = self._batchnorm.moments(batch)
@@ -245,11 +240,16 @@ class Surgeon:
         padding = self.weights.layers[name].padding_rows(zero.device)
         return zero if padding is None else zero & ~padding
 
-    def _check_data(self, outputs: list[Tensor] | None = None) -> None:
-        """Check the first batches and the outputs on them, once, before any long work."""
+    @gradients_enabled()
+    def check_data(self) -> None:
+        """Check the first batches and the outputs on them, once, before the first pruning step.
+
+        Raises:
+            ValueError: They do not suit the model or the likelihood.
+        """
         if self._data_checked or self.history:
             return
-        outputs = self.output_change.outputs() if outputs is None else outputs
+        outputs = self.output_change.outputs()
         batches = self.output_change.batches or [next(cycle(self.loader))]  # an empty loader raises
         diagnostics.warn_about_outputs(outputs, batches, self.likelihood)
         if self.predicts:
