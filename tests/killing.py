@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fishleg.runs import run as runs
+from fishleg import runs
 from fishleg.runs.directory import read_record
 from fishleg.runs.recipe import Recipe
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fishleg.runs import run as runs
+from fishleg import runs
 from fishleg.runs.recipe import make_recipe
 
 QUICK_RUN = {

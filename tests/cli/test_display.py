@@ -5,8 +5,8 @@ import sys
 import pytest
 from small_runs import QUICK_RUN
 
+from fishleg import runs
 from fishleg.cli.display import duration, make_display
-from fishleg.runs import run as runs
 from fishleg.runs.recipe import make_recipe
 
 

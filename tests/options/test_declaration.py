@@ -16,7 +16,7 @@ from fishleg.options import OptionError, nearest, option
 from fishleg.options.declaration import check_fields, differing, holds, is_list, is_optional, plain_types
 from fishleg.options.names import Names
 
-FRUIT = Names("fruit", "apple", "pear")
+FRUIT = Names("fruit", {"apple": "", "pear": ""})
 
 
 @dataclass(frozen=True, kw_only=True)

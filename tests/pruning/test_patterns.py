@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fishleg import register_pattern
 from fishleg.options.names import PATTERNS
-from fishleg.pruning import patterns
 from fishleg.pruning.patterns import NM, Blocks, Pattern, Rows, Unstructured, as_pattern
 
 SHAPES = {"linear": (6, 8), "conv": (4, 8, 3, 3), "point": (5, 16, 1, 1)}
@@ -159,7 +158,6 @@ def test_unsuitable(pattern: Pattern, shape: tuple[int, ...], reason: str | None
     ("name", "expected"),
     [
         ("global", Unstructured()),
-        ("unstructured", Unstructured()),
         ("layer", Unstructured(per_layer=True)),
         ("rows", Rows()),
         ("2:4", NM(2, 4)),
@@ -190,7 +188,7 @@ GONE = {"w": torch.tensor([-math.inf] * 6 + [1.0] * 4)}
         (lambda: NM(4, 4), "0 < N < M, got 4:4"),
         (lambda: NM(0, 4), "0 < N < M, got 0:4"),
         (lambda: Blocks(1), "at least 2 weights, got 1"),
-        (lambda: as_pattern("columns"), "one of global, layer, rows, N:M, block:SIZE .*, got 'columns'"),
+        (lambda: as_pattern("columns"), "one of global, layer, rows, block .*, got 'columns'"),
         (lambda: as_pattern("2:4:8"), "got '2:4:8'"),
         (lambda: as_pattern("4:2"), "got 4:2"),
         (lambda: Unstructured().select(TEN, 1.0), r"sparsity must be in \[0, 1\), got 1.0"),
@@ -218,8 +216,7 @@ def test_the_layer_that_cannot_lose_so_much_is_named() -> None:
 @pytest.fixture
 def scratch_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patterns that a test registers are gone after it."""
-    monkeypatch.setattr(PATTERNS, "_names", list(PATTERNS))
-    monkeypatch.setattr(patterns, "_MAKERS", dict(patterns._MAKERS))
+    monkeypatch.setattr(PATTERNS, "_values", {})
 
 
 @pytest.mark.usefixtures("scratch_patterns")
@@ -230,7 +227,7 @@ def test_a_registered_pattern_is_known_by_its_name() -> None:
     sparse = prune_with(net_8_16_4(), inputs_8(), 0.5, method="magnitude", pattern="run:4")
     for zero in zeros_of(sparse).values():
         assert set(zero.view(-1, 4).sum(1).tolist()) <= {0, 4}
-    with pytest.raises(ValueError, match=r"block:SIZE, run .*, got 'walk'"):
+    with pytest.raises(ValueError, match=r"block, run .*, got 'walk'"):
         as_pattern("walk")
 
 

@@ -230,7 +230,7 @@ def test_a_line_per_stage(model: Net, capsys: pytest.CaptureFixture[str]) -> Non
     run(model, unlabelled(), [0.25, 0.5], progress=note)
     assert capsys.readouterr() == ("", "")
     for i, (line, percent) in enumerate(zip(lines[:-1], ("25.0%", "50.0%"), strict=True)):
-        pattern = rf"\[{i + 1}/2\] sparsity {percent}: KL of this step predicted [\d.e-]+, measured [\d.e-]+"
+        pattern = rf"\[{i + 1}/2\] sparsity {percent}: loss increase predicted [\d.e-]+, measured [\d.e-]+"
         assert re.fullmatch(pattern, line), line
     done = r"done: 50.0% of the prunable weights removed; KL to the dense model's outputs [\d.e-]+ on the .*"
     assert re.fullmatch(done, lines[-1])

@@ -4,7 +4,7 @@ import pytest
 from killing import in_child
 from small_runs import QUICK_RUN, go
 
-from fishleg.runs import run as runs
+from fishleg import runs
 from fishleg.runs.directory import locked
 from fishleg.runs.errors import ToolError
 from fishleg.runs.recipe import make_recipe

@@ -5,7 +5,7 @@ import torch
 from killing import loader, make_model
 from torch import nn
 
-from fishleg.runs import run as runs
+from fishleg import runs
 from fishleg.runs.metrics import Evaluator
 from fishleg.runs.recipe import make_recipe
 from fishleg.runs.sources import Data

@@ -9,10 +9,10 @@ from killing import loader, make_model
 from small_runs import QUICK_RUN, go
 from torch import nn
 
+from fishleg import runs
 from fishleg.cli.commands import main
 from fishleg.formats.packed import unpack
 from fishleg.report import render_report
-from fishleg.runs import run as runs
 from fishleg.runs.directory import read_record
 from fishleg.runs.errors import Interrupted
 from fishleg.runs.events import read_events

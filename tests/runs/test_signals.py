@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from small_runs import QUICK_RUN, go
 
-from fishleg.runs import run as runs
+from fishleg import runs
 from fishleg.runs.events import read_events
 
 

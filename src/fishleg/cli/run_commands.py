@@ -88,7 +88,7 @@ def prune(
         recipe.check()
         click.echo(recipe.to_toml(), nl=False)
         return
-    from fishleg.runs import run as runs
+    from fishleg.runs import launch as runs
 
     _execute(runs.start(recipe, command=f"fishleg {shlex.join(sys.argv[1:])}"), as_json, quiet)
 
@@ -99,7 +99,7 @@ def prune(
 @quiet_option
 def resume(directory: Path, as_json: bool, quiet: bool) -> None:
     """The command `fishleg resume`."""
-    from fishleg.runs import run as runs
+    from fishleg.runs import launch as runs
 
     _execute(runs.resume(directory), as_json, quiet)
 

@@ -7,7 +7,6 @@
 from fishleg.curvature.kronecker_factors import Factors, kronecker_factors
 from fishleg.curvature.layers import Layer, find_layers, register_layer, removed_rows, zero_rows_
 from fishleg.curvature.likelihoods import (
-    LIKELIHOODS,
     Bernoulli,
     Categorical,
     Gaussian,
@@ -21,7 +20,6 @@ from fishleg.curvature.products import fisher_product, sampled_product
 from fishleg.curvature.samples import empirical_h, mean_diagonal, sample_h
 
 __all__ = [
-    "LIKELIHOODS",
     "AllIgnoredError",
     "Bernoulli",
     "Categorical",

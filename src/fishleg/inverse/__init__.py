@@ -13,15 +13,15 @@ from fishleg.inverse.estimators import (
     unregister_method,
 )
 from fishleg.inverse.inverse_fisher import InverseFisher
-from fishleg.inverse.source import InverseSource
 from fishleg.inverse.structures import register_structure
+from fishleg.inverse.updater import InverseUpdater
 
 __all__ = [
     "Auxiliary",
     "AuxiliaryStats",
     "EstimationProblem",
     "InverseFisher",
-    "InverseSource",
+    "InverseUpdater",
     "estimate_inverse",
     "find_method",
     "learn_inverse",

@@ -58,7 +58,6 @@ StructureBuild = Callable[[Layer, StructureLimits], Operator]
 Structure = str | Callable[[Layer], Operator]
 
 DEFAULT_STRUCTURE = "eigen-kronecker"
-_BUILDS: dict[str, tuple[StructureBuild, StructureBuild]] = {}  # by name: for matrices, for vectors
 
 
 def register_structure(name: str, build: StructureBuild, *, vectors: StructureBuild | None = None) -> None:
@@ -74,11 +73,7 @@ def register_structure(name: str, build: StructureBuild, *, vectors: StructureBu
     Raises:
         ValueError: The name is empty or already registered.
     """
-    if name in _BUILDS:
-        raise ValueError(f"structure {name!r} is already registered")
-    if name not in STRUCTURES:  # the options list the built-in names, which need no torch
-        STRUCTURES.add(name)
-    _BUILDS[name] = build, vectors or _diagonal
+    STRUCTURES.add(name, (build, vectors or _diagonal))
 
 
 def unregister_structure(name: str) -> None:
@@ -87,7 +82,6 @@ def unregister_structure(name: str) -> None:
     Args:
         name: The name of the structure.
     """
-    del _BUILDS[name]
     STRUCTURES.remove(name)
 
 
@@ -108,7 +102,7 @@ def build_operator(structure: Structure, layer: Layer, limits: StructureLimits) 
     if callable(structure):
         operator = structure(layer)
     else:
-        for_matrices, for_vectors = _BUILDS[structure]
+        for_matrices, for_vectors = STRUCTURES.find(structure)
         operator = (for_matrices if layer.is_matrix else for_vectors)(layer, limits)
     if operator.shape != layer.shape:
         raise ValueError(
@@ -193,12 +187,13 @@ def _size(layer: Layer) -> int:
     return torch.Size(layer.shape).numel()
 
 
-register_structure("identity", _identity, vectors=_identity)
-register_structure("diagonal", _diagonal)
-register_structure("block", _block)
-register_structure("full", _full)
-register_structure("triangular", partial(_full, triangular=True))
-register_structure("kronecker", _kronecker)
-register_structure("scaled-kronecker", partial(_kronecker, outer=True))
-register_structure("ekfac", partial(_kronecker, inner=True))
-register_structure("eigen-kronecker", partial(_kronecker, outer=True, inner=True))
+# How each built-in structure is made: for layers with a weight matrix, and for all other parameters.
+IDENTITY = (_identity, _identity)
+DIAGONAL = (_diagonal, _diagonal)
+BLOCK = (_block, _diagonal)
+FULL = (_full, _diagonal)
+TRIANGULAR = (partial(_full, triangular=True), _diagonal)
+KRONECKER = (_kronecker, _diagonal)
+SCALED_KRONECKER = (partial(_kronecker, outer=True), _diagonal)
+EKFAC = (partial(_kronecker, inner=True), _diagonal)
+EIGEN_KRONECKER = (partial(_kronecker, outer=True, inner=True), _diagonal)

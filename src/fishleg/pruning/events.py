@@ -89,8 +89,8 @@ class Pruned(Event):
     def __str__(self) -> str:
         known = [f"predicted {self.step.predicted:.3g}"] * self.predicts
         known += [] if self.step.measured is None else [f"measured {self.step.measured:.3g}"]
-        kl = f": KL of this step {', '.join(known)}" if known else ""
-        return f"{self.place} sparsity {self.step.sparsity:.1%}{kl}"
+        increase = f": loss increase {', '.join(known)}" if known else ""
+        return f"{self.place} sparsity {self.step.sparsity:.1%}{increase}"
 
 
 @dataclass(frozen=True, kw_only=True)

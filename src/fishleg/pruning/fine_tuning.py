@@ -137,11 +137,6 @@ class FineTuner:
         self.surgeon.model.eval()
         self.step = 0
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether training steps of the present stage are left."""
-        return self.optimizer is not None and self.step < self.steps
-
     def _make_optimizer(self, *, learn: bool = True) -> Optimizer:
         options, surgeon = self.options, self.surgeon
         parameters = [p for p in surgeon.model.parameters() if p.requires_grad]

@@ -207,11 +207,12 @@ def as_pattern(pattern: Pattern | str) -> Pattern:
     if match := re.fullmatch(r"(\d+):(\d+)", pattern):
         return NM(int(match[1]), int(match[2]))
     name, _, argument = pattern.partition(":")
-    if name in _MAKERS:
-        return _MAKERS[name](argument)
+    if name in PATTERNS:
+        made: Pattern = PATTERNS.find(name)(argument)
+        return made
     known = ", ".join(PATTERNS)
     raise ValueError(
-        f"pattern must be one of {known} (N:M such as 2:4), got {pattern!r}"
+        f"pattern must be N:M (such as 2:4) or one of {known} (block:SIZE), got {pattern!r}"
         + nearest(pattern, ("global", "layer", "rows", "block:4"))
     )
 
@@ -228,34 +229,66 @@ def register_pattern(name: str, make: Callable[[str], Pattern]) -> None:
     """
     if ":" in name:
         raise ValueError(f"the name of a pattern must not contain a colon, got {name!r}")
-    if name in _MAKERS:
-        raise ValueError(f"the name of a new pattern must be new and not empty, got {name!r}")
-    PATTERNS.add(name)
-    _MAKERS[name] = make
+    PATTERNS.add(name, make)
 
 
-def _make_block(argument: str) -> Pattern:
+def make_global(argument: str) -> Pattern:
+    """Return the pattern `global`.
+
+    Args:
+        argument: The text after the colon; there must be none.
+
+    Returns:
+        Single weights, compared over the whole model.
+    """
+    return _without_argument(Unstructured(), argument)
+
+
+def make_layer(argument: str) -> Pattern:
+    """Return the pattern `layer`.
+
+    Args:
+        argument: The text after the colon; there must be none.
+
+    Returns:
+        Single weights, compared within each layer.
+    """
+    return _without_argument(Unstructured(per_layer=True), argument)
+
+
+def make_rows(argument: str) -> Pattern:
+    """Return the pattern `rows`.
+
+    Args:
+        argument: The text after the colon; there must be none.
+
+    Returns:
+        Whole rows.
+    """
+    return _without_argument(Rows(), argument)
+
+
+def make_blocks(argument: str) -> Pattern:
+    """Return the pattern `block:SIZE`.
+
+    Args:
+        argument: The size of the blocks as text.
+
+    Returns:
+        Blocks of neighbouring inputs.
+
+    Raises:
+        ValueError: The size is no whole number.
+    """
     if not argument.isdigit():
         raise ValueError(f"pattern block:SIZE needs a whole number, got {argument!r}")
     return Blocks(int(argument))
 
 
-def _without_argument(pattern: Pattern) -> Callable[[str], Pattern]:
-    def make(argument: str) -> Pattern:
-        if argument:
-            raise ValueError(f"this pattern takes no argument after a colon, got {argument!r}")
-        return pattern
-
-    return make
-
-
-_MAKERS: dict[str, Callable[[str], Pattern]] = {
-    "global": _without_argument(Unstructured()),
-    "unstructured": _without_argument(Unstructured()),
-    "layer": _without_argument(Unstructured(per_layer=True)),
-    "rows": _without_argument(Rows()),
-    "block": _make_block,
-}
+def _without_argument(pattern: Pattern, argument: str) -> Pattern:
+    if argument:
+        raise ValueError(f"this pattern takes no argument after a colon, got {argument!r}")
+    return pattern
 
 
 def _lowest(scores: Mapping[str, Tensor], sparsity: float, floor: float) -> Masks:

@@ -83,6 +83,7 @@ class PruningSession:
         self.fine_tuning, self.train_loader = fine_tuning, train_loader
         self.fine_tuner: FineTuner | None = None
         self._dense: list[Tensor] | None = None
+        self._completed = 0.0  # the target of the last stage that was done with its training
 
     @property
     def model(self) -> nn.Module:
@@ -118,21 +119,16 @@ class PruningSession:
         self.prepare()
         try:
             for number, target in enumerate(targets):
-                if not self._is_done(target):
+                if target > self._completed and target >= self._reached:
                     yield from self.stage(target, number=number + 1, of=len(targets))
             yield self.finish()
         finally:
             self.close()
 
-    def _is_done(self, target: float) -> bool:
-        history = self.surgeon.history
-        reached = history[-1].target if history else 0.0
-        return target < reached or (target == reached and not self._unfinished)
-
     @property
-    def _unfinished(self) -> bool:
-        """Whether the last stage is past its pruning and still has training steps to do."""
-        return self.fine_tuner is not None and self.fine_tuner.unfinished
+    def _reached(self) -> float:
+        """The target of the last pruning step."""
+        return self.surgeon.history[-1].target if self.surgeon.history else 0.0
 
     def stage(self, sparsity: float, *, number: int | None = None, of: int | None = None) -> Iterator[Event]:
         """Do one stage: bring Q up to date, prune, train. An unfinished stage goes on with its training.
@@ -150,13 +146,14 @@ class PruningSession:
         going_on = bool(history) and history[-1].target == sparsity
         place: dict[str, Any] = {"stage": number or len(history) + (not going_on), "stages": of}
         if not going_on:
-            yield from self._prune(sparsity, place)
+            yield from self._prune(self.surgeon.check_rises(sparsity), place)
         if self.fine_tuner is not None:
             for loss in self.fine_tuner.train():
                 assert self.fine_tuner.optimizer is not None
                 lr = self.fine_tuner.optimizer.param_groups[0]["lr"]
                 step, steps = self.fine_tuner.step, self.fine_tuner.steps
                 yield TrainingStep(**place, step=step, steps=steps, loss=loss, lr=lr)
+        self._completed = history[-1].target
         yield StageDone(**place, step=history[-1])
 
     def _prune(self, sparsity: float, place: Mapping[str, Any]) -> Iterator[Event]:
@@ -211,6 +208,7 @@ class PruningSession:
         return {
             "surgeon": self.surgeon.state_dict(),
             "fine_tuner": None if self.fine_tuner is None else self.fine_tuner.state_dict(),
+            "completed": self._completed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,6 +220,7 @@ class PruningSession:
             state: The saved state.
         """
         self.surgeon.load_state_dict(state["surgeon"])
+        self._completed = state["completed"]
         if state["fine_tuner"] is not None:
             self._make_fine_tuner()
         if self.fine_tuner is not None and state["fine_tuner"] is not None:

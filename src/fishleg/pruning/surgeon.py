@@ -19,7 +19,7 @@ from fishleg.curvature.likelihoods import Likelihood, as_likelihood
 from fishleg.inverse.auxiliary import AuxiliaryStats
 from fishleg.inverse.estimators import find_method
 from fishleg.inverse.inverse_fisher import InverseFisher
-from fishleg.inverse.source import InverseSource
+from fishleg.inverse.updater import InverseUpdater
 from fishleg.options import PruningOptions
 from fishleg.options.pruning import DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING
 from fishleg.pruning import diagnostics
@@ -88,7 +88,7 @@ class Surgeon:
         self.weights = PrunableWeights(model, loader, self.pattern, self.options, forward)
         self.pruner = Pruner(self.weights, self.options)
         self._check_method()
-        self.curvature = InverseSource(
+        self.curvature = InverseUpdater(
             model, loader, self.likelihood, replace(self.options, relative_damping=self._relative_damping()),
             only=set(self.weights.names), layers=self.weights.all_layers, forward=forward,
             generator=generator, on_step=on_auxiliary_step,
@@ -103,8 +103,6 @@ class Surgeon:
 
     def _check_method(self) -> None:
         """Raise where a layer is beyond the method, before any work."""
-        if self.options.method == "fishleg":
-            return
         check = find_method(self.options.method).check
         if check is not None:
             check([self.weights.layers[name] for name in self.weights.names])
@@ -125,7 +123,7 @@ class Surgeon:
     @property
     def predicts(self) -> bool:
         """Whether Q is a model of the loss. For magnitude pruning it is not: Q = I speaks of weights."""
-        return self.options.method != "magnitude"
+        return find_method(self.options.method).predicts
 
     @property
     def sparsity(self) -> float:
@@ -172,7 +170,7 @@ class Surgeon:
             ValueError: The sparsity is not above the present one, pattern and floor do not allow it, or the
                 first batches do not suit the model.
         """
-        sparsity = self._check_rises(as_sparsity(sparsity))
+        sparsity = self.check_rises(sparsity)
         cuts = (self.options.cuts or 1) if cuts is None else cuts
         if cuts < 1:
             raise ValueError(f"cuts must be >= 1, got {cuts}")
@@ -259,7 +257,19 @@ class Surgeon:
             )
         self._data_checked = True
 
-    def _check_rises(self, sparsity: float) -> float:
+    def check_rises(self, sparsity: float) -> float:
+        """Return a sparsity as a plain number, if the next step can reach it.
+
+        Args:
+            sparsity: The sparsity that is asked for.
+
+        Returns:
+            The same as a Python float.
+
+        Raises:
+            ValueError: It is not above the present sparsity, or pattern and floor do not allow it.
+        """
+        sparsity = as_sparsity(sparsity)
         rises = not self.history or sparsity > self.history[-1].target
         if sparsity <= self.sparsity and not (rises and self.weights.rounds_to(sparsity, self.masks)):
             raise ValueError(f"sparsity {sparsity} is not above the present {self.sparsity:.4f}")

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from fishleg.runs.compare import compare_methods
     from fishleg.runs.errors import Interrupted, ToolError
     from fishleg.runs.inspection import evaluate_recipe, evaluate_run, inspect_path
+    from fishleg.runs.launch import resume, start
     from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
-    from fishleg.runs.run import Run, resume, start
+    from fishleg.runs.run import Run
     from fishleg.runs.sensitivity import sensitivity
     from fishleg.runs.sources import Data
 
@@ -30,9 +31,9 @@ _HOMES = {
     "inspect_path": "inspection",
     "load_recipe": "recipe",
     "make_recipe": "recipe",
-    "resume": "run",
+    "resume": "launch",
     "sensitivity": "sensitivity",
-    "start": "run",
+    "start": "launch",
 }
 
 

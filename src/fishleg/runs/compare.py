@@ -13,8 +13,9 @@ from fishleg.options.names import EMPIRICAL_METHODS, METHODS
 from fishleg.runs.directory import LOG, check_unused, read_record
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import read_events
+from fishleg.runs.launch import resume, start
 from fishleg.runs.recipe import Recipe
-from fishleg.runs.run import Run, resume, start
+from fishleg.runs.run import Run
 
 # The compensation that each method is published with. Other methods use the recipe's.
 _COMPENSATION = {"magnitude": "none", "obert": "sum", "mfac": "sum"}

@@ -9,14 +9,12 @@ from fishleg.curvature.likelihoods.bernoulli import Bernoulli
 from fishleg.curvature.likelihoods.categorical import Categorical
 from fishleg.curvature.likelihoods.gaussian import Gaussian
 from fishleg.curvature.likelihoods.registry import (
-    LIKELIHOODS,
     as_likelihood,
     register_likelihood,
     unregister_likelihood,
 )
 
 __all__ = [
-    "LIKELIHOODS",
     "Bernoulli",
     "Categorical",
     "Gaussian",

@@ -1,18 +1,9 @@
-"""Likelihoods by name. A new likelihood is one subclass of `Likelihood` and one line of this registry."""
+"""Likelihoods by name; `fishleg.options.names.LIKELIHOODS` lists the built-in ones."""
 
 from __future__ import annotations
 
 from fishleg.curvature.likelihoods.base import Likelihood
-from fishleg.curvature.likelihoods.bernoulli import Bernoulli
-from fishleg.curvature.likelihoods.categorical import Categorical
-from fishleg.curvature.likelihoods.gaussian import Gaussian
-from fishleg.options.names import LIKELIHOODS as LIKELIHOOD_NAMES
-
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    "categorical": Categorical,
-    "gaussian": Gaussian,
-    "bernoulli": Bernoulli,
-}
+from fishleg.options.names import LIKELIHOODS
 
 
 def register_likelihood(name: str, cls: type[Likelihood]) -> None:
@@ -34,18 +25,12 @@ def register_likelihood(name: str, cls: type[Likelihood]) -> None:
         'Binary'
         >>> register_likelihood("binary", Binary)
         Traceback (most recent call last):
-        ValueError: likelihood 'binary' is registered already (for Binary): choose another name
+        ValueError: the name of a new likelihood must be new and not empty, got 'binary'
         >>> unregister_likelihood("binary")
     """
     if not (isinstance(cls, type) and issubclass(cls, Likelihood)):
         raise TypeError(f"a likelihood must be a subclass of Likelihood, got {cls!r}")
-    if name in LIKELIHOODS:
-        raise ValueError(
-            f"likelihood {name!r} is registered already (for {LIKELIHOODS[name].__name__}): "
-            "choose another name"
-        )
-    LIKELIHOOD_NAMES.add(name)  # the options list all names, because they do not import this package
-    LIKELIHOODS[name] = cls
+    LIKELIHOODS.add(name, cls)
 
 
 def unregister_likelihood(name: str) -> None:
@@ -54,8 +39,7 @@ def unregister_likelihood(name: str) -> None:
     Args:
         name: The name.
     """
-    LIKELIHOOD_NAMES.remove(name)
-    del LIKELIHOODS[name]
+    LIKELIHOODS.remove(name)
 
 
 def as_likelihood(likelihood: Likelihood | str) -> Likelihood:
@@ -74,6 +58,7 @@ def as_likelihood(likelihood: Likelihood | str) -> Likelihood:
         return likelihood
     if likelihood not in LIKELIHOODS:
         raise ValueError(
-            f"likelihood must be a Likelihood or one of {sorted(LIKELIHOODS)}, got {likelihood!r}"
+            f"likelihood must be a Likelihood or one of {', '.join(LIKELIHOODS)}, got {likelihood!r}"
         )
-    return LIKELIHOODS[likelihood]()
+    found: type[Likelihood] = LIKELIHOODS.find(likelihood)
+    return found()

@@ -1,25 +1,11 @@
-"""Q = I (magnitude pruning) and the inverse of F's diagonal."""
+"""The inverse of F's diagonal."""
 
 from __future__ import annotations
 
 from fishleg.curvature.layers import Layer
 from fishleg.inverse.estimators.problem import EstimationProblem
-from fishleg.inverse.operators import Diagonal, Identity, Operator
-from fishleg.runtime.tensors import at_least_float32
-
-
-def estimate_identity(problem: EstimationProblem) -> dict[str, Operator]:
-    """Return Q = I for every layer: scores are squared weights.
-
-    Args:
-        problem: The model; no data are read.
-
-    Returns:
-        The operator of each layer.
-    """
-    parameters = dict(problem.model.named_parameters())
-    weights = {layer.name: at_least_float32(parameters[layer.weight].detach()) for layer in problem.layers}
-    return {layer.name: Identity(layer.shape).to(weights[layer.name]) for layer in problem.layers}
+from fishleg.inverse.estimators.registry import Method
+from fishleg.inverse.operators import Diagonal, Operator
 
 
 def estimate_diagonal(problem: EstimationProblem, layers: list[Layer] | None = None) -> dict[str, Operator]:
@@ -40,3 +26,6 @@ def estimate_diagonal(problem: EstimationProblem, layers: list[Layer] | None = N
         for name, operator in operators.items():
             operator.to(h[name]).natural_step_(h[name].unsqueeze(0), problem.gamma, 1 / (t + 1))
     return operators
+
+
+METHOD = Method(estimate_diagonal)

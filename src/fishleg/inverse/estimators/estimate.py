@@ -77,11 +77,11 @@ def estimate_inverse(problem: EstimationProblem) -> tuple[InverseFisher, float]:
     """
     options = problem.options
     relative = DAMPING if options.relative_damping is None else options.relative_damping
-    if options.method == "fishleg":
+    method = find_method(options.method)
+    if method.learns:
         auxiliary = learn_inverse(problem, relative_damping=relative, gamma=options.gamma)
         assert auxiliary.gamma is not None
         return auxiliary.inverse, auxiliary.gamma
-    method = find_method(options.method)
     if method.check is not None:
         method.check(problem.layers)
     gamma = options.gamma

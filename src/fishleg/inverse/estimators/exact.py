@@ -10,6 +10,7 @@ from torch import Tensor
 from fishleg.curvature.layers import Layer
 from fishleg.curvature.products import fisher_product
 from fishleg.inverse.estimators.problem import EstimationProblem
+from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.estimators.roots import inverse_root
 from fishleg.inverse.operators import FullFactor, Gram, Operator
 from fishleg.runtime.tensors import at_least_float32
@@ -88,3 +89,6 @@ def _dense_fisher(problem: EstimationProblem, layer: Layer, batches: list[object
     removed = layer.pack(rows).flatten().bool().to(F.device)
     F[removed], F[:, removed] = 0, 0
     return F
+
+
+METHOD = Method(estimate_exact, check=check_sizes)

@@ -9,8 +9,11 @@ from typing import Any
 
 from fishleg.inverse.auxiliary import Auxiliary, AuxiliaryStats
 from fishleg.inverse.estimators.problem import EstimationProblem
+from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.inverse_fisher import InverseFisher
+from fishleg.inverse.operators import Operator
 from fishleg.options import AuxiliaryOptions
+from fishleg.options.pruning import DAMPING
 from fishleg.runtime.batches import batch_size
 from fishleg.runtime.loaders import sub_batches
 
@@ -66,3 +69,12 @@ def learn_inverse(
     if learn:
         auxiliary.learn(batches, steps, min_steps=steps, callback=on_step)
     return auxiliary
+
+
+def _build(problem: EstimationProblem) -> dict[str, Operator]:
+    """Return the operators of a learned Q, without the learning that could refine it."""
+    auxiliary = learn_inverse(problem, relative_damping=DAMPING, gamma=problem.gamma)
+    return {layer.name: auxiliary.inverse.unmasked(layer.name) for layer in problem.layers}
+
+
+METHOD = Method(_build, learns=True)

@@ -22,14 +22,16 @@ class Method:
         build: Returns the operator of each layer of a problem.
         check: Raises where the method cannot handle some of the layers, before any work.
         needs_gamma: Whether γ has to be known before `build` is called.
+        predicts: Whether Q is in units of the loss, so that its predictions can be compared with measured
+            increases.
+        learns: Whether Q is learned and can be refined after the weights have changed.
     """
 
     build: Build
     check: Check | None = None
     needs_gamma: bool = True
-
-
-_BUILT: dict[str, Method] = {}
+    predicts: bool = True
+    learns: bool = False
 
 
 def register_method(
@@ -39,6 +41,7 @@ def register_method(
     check: Check | None = None,
     empirical: bool = False,
     needs_gamma: bool = True,
+    predicts: bool = True,
 ) -> None:
     """Add a method that estimates Q, to be selected by `PruningOptions(method=name)`.
 
@@ -48,14 +51,14 @@ def register_method(
         check: A function that raises where some layers are beyond the method.
         empirical: Whether the method may use the empirical Fisher.
         needs_gamma: Whether γ is measured first where the user gives none.
+        predicts: Whether Q is in units of the loss; False for scores of another kind, such as magnitudes.
 
     Raises:
         ValueError: There is a method of that name already.
     """
-    METHODS.add(name)
+    METHODS.add(name, Method(build, check, needs_gamma, predicts))
     if empirical:
         EMPIRICAL_METHODS.add(name)
-    _BUILT[name] = Method(build, check, needs_gamma)
 
 
 def unregister_method(name: str) -> None:
@@ -64,21 +67,9 @@ def unregister_method(name: str) -> None:
     Args:
         name: The name of the method.
     """
-    del _BUILT[name]
     METHODS.remove(name)
     if name in EMPIRICAL_METHODS:
         EMPIRICAL_METHODS.remove(name)
-
-
-def add_built_in(name: str, method: Method) -> None:
-    """Register the code of a method whose name `fishleg.options` lists.
-
-    Args:
-        name: One of the built-in names.
-        method: The method.
-    """
-    assert name in METHODS
-    _BUILT[name] = method
 
 
 def find_method(name: str) -> Method:
@@ -90,4 +81,5 @@ def find_method(name: str) -> Method:
     Returns:
         The method.
     """
-    return _BUILT[name]
+    method: Method = METHODS.find(name)
+    return method

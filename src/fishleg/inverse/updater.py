@@ -34,7 +34,7 @@ from fishleg.runtime.process_group import broadcast_from_first
 _REFINE_ETA = 0.05  # smallest natural step while Q is refined: F has moved
 
 
-class InverseSource:
+class InverseUpdater:
     """The current Q of a model, with everything that is needed to estimate and refine it.
 
     Args:
@@ -80,7 +80,7 @@ class InverseSource:
     @property
     def learns(self) -> bool:
         """Whether Q is learned and can be refined, instead of being estimated afresh."""
-        return self.options.method == "fishleg"
+        return find_method(self.options.method).learns
 
     @property
     def is_current(self) -> bool:
@@ -104,7 +104,8 @@ class InverseSource:
 
         Args:
             masks: What is removed already, by parameter; True = kept.
-            steps: Auxiliary steps of a refinement; default: half of the samples of an estimate.
+            steps: Auxiliary steps of a refinement; default: as many as take half of the samples of an
+                estimate.
 
         Returns:
             Q.
@@ -146,7 +147,7 @@ class InverseSource:
             with batch_statistics_mode(self.model) if self.options.batch_statistics else nullcontext():
                 self.inverse, gamma = estimate_inverse(self._problem(masks, self.only))
             broadcast_from_first(self.model, [*self.inverse.parameters(), *self.inverse.buffers()])
-        if self.gamma is None and (self.learns or find_method(self.options.method).needs_gamma):
+        if self.gamma is None and find_method(self.options.method).needs_gamma:
             self.gamma = gamma
         self._estimated_at = fingerprint(self.model.parameters())
         return self.inverse
@@ -174,7 +175,7 @@ class InverseSource:
         """Go on learning the same Q at the model as it is now.
 
         Args:
-            steps: Auxiliary steps; default: half of the samples of an estimate.
+            steps: Auxiliary steps; default: as many as take half of the samples of an estimate.
 
         Returns:
             Q.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fishleg.inverse.estimators.problem import EstimationProblem
+from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.operators import LowRank, Operator
 
 
@@ -24,3 +25,6 @@ def estimate_low_rank(problem: EstimationProblem) -> dict[str, Operator]:
         layer.name: LowRank(layer.shape, torch.stack([h[layer.name] for h in stored]), problem.gamma)
         for layer in problem.layers
     }
+
+
+METHOD = Method(estimate_low_rank)

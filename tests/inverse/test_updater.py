@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from fishleg import Categorical, PruningOptions
 from fishleg.inverse.inverse_fisher import InverseFisher
-from fishleg.inverse.source import InverseSource
+from fishleg.inverse.updater import InverseUpdater
 
 QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 4, "relative_damping": 0.1}
 
 
-def make_source(model: nn.Module, method: str = "fishleg", **given: Any) -> InverseSource:
+def make_source(model: nn.Module, method: str = "fishleg", **given: Any) -> InverseUpdater:
     options = PruningOptions(**{**QUICK, "method": method, **given})
-    return InverseSource(model, inputs_8(), Categorical(), options)
+    return InverseUpdater(model, inputs_8(), Categorical(), options)
 
 
 def entries(inverse: InverseFisher) -> Tensor:
@@ -77,7 +77,7 @@ def test_a_forward_and_a_backward_pass_change_nothing() -> None:
 def test_update_does_what_next_update_says() -> None:
     model, steps = net_8_16_4(), []
     options = PruningOptions(**QUICK)
-    source = InverseSource(model, inputs_8(), Categorical(), options, on_step=steps.append)
+    source = InverseUpdater(model, inputs_8(), Categorical(), options, on_step=steps.append)
     first = source.update({})
     assert source.learning is not None
     assert source.inverse is source.learning.inverse is first
@@ -148,7 +148,7 @@ def test_a_loaded_state_goes_on_with_the_same_bits(method: str, current: bool) -
         change_in_place(model)
     state, weights = copy.deepcopy(source.state_dict()), copy.deepcopy(model.state_dict())
 
-    def go_on(model: nn.Sequential, source: InverseSource) -> tuple[str, list[Tensor], float | None]:
+    def go_on(model: nn.Sequential, source: InverseUpdater) -> tuple[str, list[Tensor], float | None]:
         following, found = source.next_update, [entries(source.update({})).clone()]
         change_in_place(model)
         found.append(entries(source.update({})).clone())

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fishleg.inverse.estimators.problem import EstimationProblem
+from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.estimators.roots import inverse_root
 from fishleg.inverse.operators import BlockFactor, Gram, Operator
 
@@ -47,3 +48,6 @@ def estimate_blocks(problem: EstimationProblem) -> dict[str, Operator]:
             for part, root in zip(*parts, strict=True):
                 root.copy_(inverse_root(part))
     return dict(operators)
+
+
+METHOD = Method(estimate_blocks)

@@ -1,4 +1,4 @@
-"""Kronecker-factored Q: KFAC and EKFAC."""
+"""Kronecker-factored Q of KFAC."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from fishleg.curvature.kronecker_factors import Factors, kronecker_factors
 from fishleg.inverse.estimators.diagonal import estimate_diagonal
 from fishleg.inverse.estimators.problem import EstimationProblem
+from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.estimators.roots import inverse_root
 from fishleg.inverse.operators import FullFactor, Kronecker, Operator
 
@@ -25,35 +26,22 @@ def estimate_kfac(problem: EstimationProblem) -> dict[str, Operator]:
     Returns:
         The operator of each layer; diagonal where a layer has no Kronecker factors.
     """
-    factors = _factors(problem)
-    operators = _diagonal_rest(problem, factors, "kfac")
+    factors = kronecker_sides(problem)
+    operators = diagonal_rest(problem, factors, "kfac")
     for name, sides in factors.items():
         operators[name] = _kfac(*sides, problem.gamma)
-    return _in_order(problem, operators)
+    return in_layer_order(problem, operators)
 
 
-def estimate_ekfac(problem: EstimationProblem) -> dict[str, Operator]:
-    """Return EKFAC's Q: KFAC's eigenbasis with eigenvalues measured by samples in a second pass.
+def kronecker_sides(problem: EstimationProblem) -> Factors:
+    """Return the Kronecker factors of every layer that has some.
 
     Args:
         problem: The model and its data.
 
     Returns:
-        The operator of each layer; diagonal where a layer has no Kronecker factors.
+        By layer name, the second moments of the output gradients and of the inputs.
     """
-    factors = _factors(problem)
-    operators = _diagonal_rest(problem, factors, "ekfac")
-    for name, (output_side, input_side) in factors.items():
-        operator = _full_kronecker(output_side, input_side, inner=True)
-        operator.eigenbasis_((output_side,), (input_side,), problem.gamma)
-        operators[name] = operator
-    for t, h in enumerate(problem.draw()):
-        for name in factors:
-            operators[name].natural_step_(h[name].unsqueeze(0), problem.gamma, 1 / (t + 1))
-    return _in_order(problem, operators)
-
-
-def _factors(problem: EstimationProblem) -> Factors:
     return kronecker_factors(
         problem.model, problem.layers, problem.pieces(), problem.likelihood, forward=problem.forward,
         generator=problem.generator, batch_statistics=problem.uses_batch_statistics,
@@ -61,20 +49,39 @@ def _factors(problem: EstimationProblem) -> Factors:
     )  # fmt: skip
 
 
-def _diagonal_rest(problem: EstimationProblem, factors: Factors, method: str) -> dict[str, Operator]:
+def diagonal_rest(problem: EstimationProblem, factors: Factors, method: str) -> dict[str, Operator]:
+    """Return a diagonal Q for the layers without Kronecker factors, with a warning.
+
+    Args:
+        problem: The model and its data.
+        factors: The layers that have factors.
+        method: The name of the method, for the warning.
+
+    Returns:
+        The operators of the other layers.
+    """
     rest = [layer for layer in problem.layers if layer.name not in factors]
     if unknown := [layer.name for layer in rest if layer.is_matrix]:
         logger.warning("%s has no factors for %s: Q is diagonal there", method, ", ".join(unknown))
     return estimate_diagonal(problem, rest)
 
 
-def _in_order(problem: EstimationProblem, operators: dict[str, Operator]) -> dict[str, Operator]:
+def in_layer_order(problem: EstimationProblem, operators: dict[str, Operator]) -> dict[str, Operator]:
+    """Return operators in the order of the problem's layers.
+
+    Args:
+        problem: The layers.
+        operators: Their operators in any order.
+
+    Returns:
+        The same operators.
+    """
     return {layer.name: operators[layer.name] for layer in problem.layers}
 
 
 def _kfac(output_side: Tensor, input_side: Tensor, gamma: float) -> Kronecker:
     """Return KFAC's Q; π² is the ratio of the factors' mean eigenvalues (Martens and Grosse)."""
-    operator = _full_kronecker(output_side, input_side, inner=False)
+    operator = full_kronecker(output_side, input_side, inner=False)
     pi = float(((input_side.diagonal().mean()) / output_side.diagonal().mean().clamp(min=1e-30)).sqrt())
     pi = min(max(pi, 1e-6), 1e6)
     with torch.no_grad():
@@ -87,6 +94,19 @@ def _kfac(output_side: Tensor, input_side: Tensor, gamma: float) -> Kronecker:
     return operator
 
 
-def _full_kronecker(output_side: Tensor, input_side: Tensor, *, inner: bool) -> Kronecker:
+def full_kronecker(output_side: Tensor, input_side: Tensor, *, inner: bool) -> Kronecker:
+    """Return a Kronecker operator with full factors of the given sizes.
+
+    Args:
+        output_side: A matrix of the size of the output side, [n_out, n_out].
+        input_side: A matrix of the size of the input side, [n_in, n_in].
+        inner: Whether it has an inner diagonal E².
+
+    Returns:
+        The operator, in the dtype and on the device of the matrices.
+    """
     sides = FullFactor(len(output_side)), FullFactor(len(input_side))
     return Kronecker(*sides, outer=False, inner=inner).to(output_side)
+
+
+METHOD = Method(estimate_kfac)
