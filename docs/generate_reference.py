@@ -1,15 +1,18 @@
 """The reference pages of the options and of the command line, written from their declarations.
 
-`docs/hooks.py` calls `pages()` while the site is built. `python docs/generate_reference.py` prints them.
+The pages are files of the repository. `python docs/generate_reference.py` writes them; a test compares them
+with the declarations.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import Any
 
 WIDTH = 88  # of the help texts
+NOTE = "<!-- Written by docs/generate_reference.py: change the declarations, not this page. -->"
 PAGES = ("reference/options.md", "reference/cli.md")
 
 
@@ -24,9 +27,10 @@ def options_page() -> str:
     from fishleg.runs.recipe import KEYS, SECTIONS, flat_key
 
     parts = [
+        NOTE,
         "# Options",
-        "Every option is declared once, in `fishleg.options`. The Python keyword, the command-line flag, the "
-        "recipe key and this page are derived from the declaration.",
+        "Every option is declared once, in `fishleg.options`. The Python keyword, the command-line flag,\n"
+        "the recipe key and this page are derived from the declaration.",
     ]
     for section, kind in SECTIONS.items():
         about = (inspect.getdoc(kind) or "").partition("\n\nArgs:")[0]
@@ -76,9 +80,10 @@ def cli_page() -> str:
     from fishleg.cli.commands import main
 
     parts = [
+        NOTE,
         "# Command line",
         "The text that `fishleg COMMAND --help` prints. Flags are derived from the [options](options.md).",
-        "Exit codes: 0 success, 1 an error (one line on standard error; `fishleg --debug COMMAND ...` adds "
+        "Exit codes: 0 success, 1 an error (one line on standard error; `fishleg --debug COMMAND ...` adds\n"
         "the traceback), 2 an unknown flag or command, 130 interrupted.",
     ]
     sizes = {**main.context_settings, "max_content_width": WIDTH, "terminal_width": WIDTH}
@@ -96,4 +101,4 @@ def _help(command: Any, context: Any) -> str:
 
 if __name__ == "__main__":
     for path, text in pages().items():
-        print(f"<!-- {path} -->\n{text}")
+        (Path(__file__).parent / path).write_text(text, encoding="utf-8")

@@ -1,8 +1,7 @@
-"""What mkdocs does beyond its configuration: generated pages, and files of the repository outside docs/.
+"""What mkdocs does beyond its configuration: files of the repository outside docs/.
 
-Three kinds of pages and files are added to the site while it is built:
+Two kinds of files are added to the site while it is built:
 
-- the reference of the options and of the command line, from their declarations (`generate_reference`);
 - CONTRIBUTING.md and CHANGELOG.md of the repository;
 - every other file of the repository that a page links to, such as a picture of a benchmark.
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,6 @@ from mkdocs.structure.files import File, Files
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path.insert(0, str(DOCS))
-
-import generate_reference  # noqa: E402
-
 FROM_REPOSITORY = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
 # a link or a picture whose target begins with ../ : [text](../x/y.png#z)
 _OUTWARD = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
@@ -30,9 +24,7 @@ _COPIES = "repository"  # where copies of the repository's files are on the site
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the generated pages and the files from outside docs/."""
-    for name, content in generate_reference.pages().items():
-        files.append(File.generated(config, name, content=content))
+    """Add the files from outside docs/."""
     for source, name in FROM_REPOSITORY.items():
         files.append(File.generated(config, name, content=_moved(ROOT / source)))
     wanted = set()

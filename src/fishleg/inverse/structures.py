@@ -1,6 +1,6 @@
-"""The structures of Q: a registry of names, each with a function that builds the operator of one layer.
+"""The structures of Q: functions that build the operator of one layer, from its shape and the size limits.
 
-A new structure is one class (an `Operator`) and one call of `register_structure`.
+A new structure is an `Operator`, a function here that builds it, and one line in `fishleg.options.names`.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def start(
 
 
 def resume(
-    directory: Path,
+    directory: str | Path,
     *,
     model: nn.Module | None = None,
     data: Data | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,6 +14,21 @@ from fishleg.workloads.digits_net import DigitsNet
 
 Loaders = tuple[Iterable[Any], Iterable[Any], Iterable[Any]]
 """The loaders of the calibration, training and test data."""
+
+
+class MakeModel(Protocol):
+    """A function that returns the model of a workload."""
+
+    def __call__(self, trained: bool) -> nn.Module:
+        """Return the model.
+
+        Args:
+            trained: Whether it is trained or only initialised.
+
+        Returns:
+            The model.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +42,7 @@ class Workload:
     """
 
     about: str
-    model: Callable[[bool], nn.Module]
+    model: MakeModel
     data: Callable[[], Loaders]
 
 
