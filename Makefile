@@ -85,7 +85,8 @@ types: $(VENV)/.stamp-dev
 	$(PY) -m mypy --strict src
 
 docs: $(VENV)/.stamp-dev
-	$(PY) -m mkdocs build --strict --quiet --site-dir site
+	$(PY) docs/generate_reference.py
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --site-dir site
 
 wheel: $(VENV)/.stamp-dev
 	rm -rf dist

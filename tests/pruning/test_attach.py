@@ -334,6 +334,6 @@ def test_the_optimizer_of_another_model_is_refused() -> None:
         model, inputs_6(), 0.5, options=PruningOptions(**QUICK), progress=lambda line: None
     )
     with pytest.raises(ValueError, match="it belongs to another model"):
-        fishleg.keep_zeros(optimizer, sparse)
+        fishleg.keep_zeros(sparse, optimizer)
     with pytest.raises(ValueError, match="it belongs to another model"):
         attach(sparse, inputs_6(), optimizer, [0.9], every=2)

@@ -50,7 +50,7 @@ def test_zeros_and_state_stay_zero(name: str) -> None:
     model = net_6_8_3()
     optimizer, masks = OPTIMIZERS[name](model), random_masks(model)
     train(model, optimizer, 3, lambda: None)  # state from before the masks
-    handle = keep_zeros(optimizer, model, masks)
+    handle = keep_zeros(model, optimizer, masks)
     assert zeros_hold(model, masks)
     parameters = dict(model.named_parameters())
 
@@ -85,7 +85,7 @@ def test_fishleg_with_masks_keeps_zeros() -> None:
     assert bool((model[0].weight[kept] != before[kept]).all())
 
 
-@pytest.mark.parametrize("call", [apply_masks, lambda m, masks: keep_zeros(OPTIMIZERS["sgd"](m), m, masks)])
+@pytest.mark.parametrize("call", [apply_masks, lambda m, masks: keep_zeros(m, OPTIMIZERS["sgd"](m), masks)])
 def test_unknown_parameter(call: Callable[[nn.Module, dict[str, Tensor]], object]) -> None:
     with pytest.raises(ValueError, match=r"mask for unknown parameter '0.wieght'"):
         call(net_6_8_3(), {"0.wieght": torch.ones(8, 6).bool()})
@@ -97,7 +97,7 @@ def test_keep_zeros_without_masks_keeps_those_that_are_there(name: str) -> None:
     masks = {"2.weight": torch.rand(3, 8) < 0.5}
     apply_masks(model, masks)
     optimizer = OPTIMIZERS[name](model)
-    handle = keep_zeros(optimizer, model)
+    handle = keep_zeros(model, optimizer)
     before = {key: p.detach().clone() for key, p in model.named_parameters()}
 
     def check() -> None:
@@ -116,7 +116,7 @@ def test_no_zeros_to_keep(masks: dict[str, Tensor] | None) -> None:
     nn.init.zeros_(model[0].bias)
     optimizer = OPTIMIZERS["sgd"](model)
     with pytest.raises(ValueError, match="no zeros to keep: prune it first, or pass masks"):
-        keep_zeros(optimizer, model, masks)
+        keep_zeros(model, optimizer, masks)
     assert not optimizer._optimizer_step_post_hooks
 
 
@@ -127,9 +127,9 @@ def test_keep_zeros_needs_every_optimizer() -> None:
     model.load_state_dict(prune_by_magnitude(net_8_16_4(), 0.5).state_dict())
     told = r"the optimizer does not have 2\.weight: another optimizer would change the zeros there\. Pass all"
     with pytest.raises(ValueError, match=told):
-        fishleg.keep_zeros(first, model)
+        fishleg.keep_zeros(model, first)
     assert not first._optimizer_step_post_hooks
-    handle = fishleg.keep_zeros([first, second], model)
+    handle = fishleg.keep_zeros(model, [first, second])
     train_8(model, first, second)
     assert all(torch.equal(now, before[name]) for name, now in zeros_of(model).items())
     held = second.state[model[2].weight]["momentum_buffer"]
@@ -138,7 +138,7 @@ def test_keep_zeros_needs_every_optimizer() -> None:
     train_8(model, first, second)
     assert not any(bool((zeros_of(model)[name] & zero).any()) for name, zero in before.items())
     with pytest.raises(ValueError, match="got an empty sequence"):
-        fishleg.keep_zeros([], model)
+        fishleg.keep_zeros(model, [])
 
 
 def test_frozen_parameters_need_no_optimizer() -> None:
@@ -146,7 +146,7 @@ def test_frozen_parameters_need_no_optimizer() -> None:
     model[2].requires_grad_(False)
     before = zeros_of(model)
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    fishleg.keep_zeros(optimizer, model)
+    fishleg.keep_zeros(model, optimizer)
     train_8(model, optimizer)
     assert all(torch.equal(now, before[name]) for name, now in zeros_of(model).items())
 
@@ -166,6 +166,6 @@ def test_masks_are_checked(mask: Any, told: str) -> None:
     model = net_8_16_4()
     before, optimizer = copy.deepcopy(model.state_dict()), torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=told):
-        fishleg.keep_zeros(optimizer, model, {"0.weight": mask})
+        fishleg.keep_zeros(model, optimizer, {"0.weight": mask})
     assert not optimizer._optimizer_step_post_hooks
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

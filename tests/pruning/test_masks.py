@@ -57,7 +57,7 @@ def test_masks_of_rows_have_their_biases() -> None:
     gone = ~masks["0.weight"].any(1)
     assert torch.equal(masks["0.bias"], ~gone)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    keep_zeros(optimizer, model)
+    keep_zeros(model, optimizer)
     for x, y in labelled_6():
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()

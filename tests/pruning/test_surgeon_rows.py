@@ -69,7 +69,7 @@ def test_norms_stay_zero_under_every_optimizer() -> None:
     ).prune(0.5)
     assert {"1.weight", "1.bias"} <= masks_of(model).keys()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    keep_zeros(optimizer, model)  # from the zeros alone
+    keep_zeros(model, optimizer)  # from the zeros alone
     train(model.train(), optimizer)
     check_norms(model, 8)
 

@@ -13,8 +13,8 @@ from fishleg.inverse.estimators import (
     unregister_method,
 )
 from fishleg.inverse.inverse_fisher import InverseFisher
+from fishleg.inverse.inverse_updater import InverseUpdater
 from fishleg.inverse.structures import register_structure
-from fishleg.inverse.updater import InverseUpdater
 
 __all__ = [
     "Auxiliary",

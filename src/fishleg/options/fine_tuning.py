@@ -20,13 +20,16 @@ class FineTuningOptions:
     )
     lr: float | None = option(None, "Learning rate; default: 0.1 fishleg, 0.02 sgd, 0.001 adam.", rule="> 0")
     lr_schedule: str = option(
-        "cosine", "Whether the rate falls to zero after each pruning step.", choices=LEARNING_RATE_SCHEDULES
+        "cosine",
+        "cosine: the rate falls to zero after each pruning step; constant: it does not.",
+        choices=LEARNING_RATE_SCHEDULES,
     )
     momentum: float = option(0.9, "Momentum of sgd and fishleg.", rule="[0, 1)")
     weight_decay: float = option(0.0, "Weight decay.", rule=">= 0")
     max_kl: float | None = option(
         0.012,
-        "FishLeg's trust region if a loss of 1 can be regained; less if less can be. none: no trust region.",
+        "Largest predicted KL divergence of a FishLeg step while a loss of 1 can be regained; smaller when "
+        "less can be. none: no bound.",
         rule="> 0",
     )
     step_damping: float = option(
@@ -36,7 +39,7 @@ class FineTuningOptions:
     )
     regain: float = option(
         0.0,
-        "Train as if at least this much loss could be regained; larger values mean larger steps.",
+        "Lower limit of the loss that training is assumed to regain; larger values give larger steps.",
         rule="[0, 1)",
     )
     update_every: int = option(10, "Training steps per auxiliary step of Q.", rule=">= 1")

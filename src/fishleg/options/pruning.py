@@ -30,7 +30,7 @@ class AuxiliaryOptions:
     lr: float = option(3e-3, "Adam's learning rate, for the estimators trace and probe.", rule="> 0")
     betas: tuple[float, float] = option((0.9, 0.99), "Adam's decay rates.", rule="[0, 1)")
     groups: int | None = option(
-        None, "Independent samples h per batch; default: 4 for an estimate of Q, else 1.", rule=">= 1"
+        None, "Samples h that one batch gives; default: 4 for an estimate of Q, else 1.", rule=">= 1"
     )
     sub_batch: int | None = option(None, "Examples of each batch to use; default: all.", rule=">= 1")
     warm_start: int | None = option(
@@ -42,7 +42,7 @@ class AuxiliaryOptions:
         1, "Steps between two Adam updates of the same layer; E² is updated in every step.", rule=">= 1"
     )
     eta_floor: float = option(
-        0.0, "Smallest natural step; above 0, Q follows an F that changes.", rule="[0, 1]"
+        0.0, "Smallest natural step; a value above 0 lets Q follow a changing F.", rule="[0, 1]"
     )
     probe: str | Callable[[Any], Any] = option(
         "isotropic",
@@ -53,7 +53,9 @@ class AuxiliaryOptions:
     precondition: bool = option(False, "Precondition the residual by P = Q (estimator probe).")
     exact_products: bool = option(True, "Exact products F·v instead of sampled ones (estimator probe).")
     vectorize: bool = option(False, "Compute all groups in one vectorised pass.")
-    batch_statistics: bool = option(False, "BatchNorm normalises by the batch, as in training.")
+    batch_statistics: bool = option(
+        False, "Compute F with BatchNorm in training mode (statistics of the batch)."
+    )
     smoothing: float = option(0.9, "Decay of the running mean of the gauge.", rule="[0, 1)")
 
     def __post_init__(self) -> None:
@@ -101,7 +103,7 @@ class PruningOptions:
     )
     floor: float = option(
         0.2,
-        "Each weight tensor keeps at least this share of the mean density: no layer is emptied.",
+        "Every weight tensor keeps at least this fraction of the mean share of kept weights.",
         rule="[0, 1)",
     )
     compensation: str = option(
@@ -118,7 +120,7 @@ class PruningOptions:
     )
     cuts: int | None = option(
         None,
-        "Parts of each pruning step, with an update of Q between them; default: 3 with fine-tuning, else 1.",
+        "Parts of each pruning step, Q updated between them; default: 3 with fine-tuning, else 1.",
         rule=">= 1",
     )
     refine_steps: int | None = option(
@@ -135,7 +137,7 @@ class PruningOptions:
         "else 0.1.",
         rule="> 0",
     )
-    samples: int = option(256, "Gradients per estimate of Q.", rule=">= 1")
+    samples: int = option(256, "Samples h (random gradients) per estimate of Q.", rule=">= 1")
     sub_batch: int = option(16, "Examples per gradient.", rule=">= 1")
     empirical: bool = option(
         False, "Use the data's labels (empirical Fisher); methods diagonal, obert and mfac only."
@@ -154,7 +156,8 @@ class PruningOptions:
         20, "Batches that refresh BatchNorm's statistics after pruning; 0: never.", rule=">= 0"
     )
     batch_statistics: bool | None = option(
-        None, "F of the network that normalises by the batch; default: for a learned Q only."
+        None,
+        "Compute F with BatchNorm in training mode (statistics of the batch); default: for a learned Q only.",
     )
     measure_batches: int = option(
         2, "Batches on which the loss increase of each step is measured; 0: never.", rule=">= 0"

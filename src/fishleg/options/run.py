@@ -22,7 +22,7 @@ class ModelOptions:
     weights: str | None = option(None, "State dict to load into the model: a .safetensors or .pt file.")
     likelihood: str = option(
         "categorical",
-        "Distribution of the outputs: classes, real numbers, or yes and no.",
+        "Distribution of the outputs. categorical: classes; gaussian: real numbers; bernoulli: yes or no.",
         choices=LIKELIHOODS,
     )
     forward: str | None = option(
@@ -41,7 +41,7 @@ class DataOptions:
         None, "Function that returns the calibration loader, e.g. data.py:loader; labels are not needed."
     )
     train_data: str | None = option(
-        None, "Function that returns the training loader (mode gradual); default: that of data."
+        None, "Function that returns the training loader (mode gradual); default: the loader of data."
     )
     eval_data: str | None = option(
         None, "Function that returns the loader for evaluation; default: the first batches of data."
@@ -83,7 +83,7 @@ class ScheduleOptions:
     )
     stages: int | None = option(
         None,
-        "Number of stages; default: so many that each keeps 75 % (rows without training: 95 %).",
+        "Number of stages; default: as many as needed so that each keeps 75 % (rows without training: 95 %).",
         rule=">= 1",
     )
     schedule: str = option("exponential", "How the sparsity rises from stage to stage.", choices=SCHEDULES)

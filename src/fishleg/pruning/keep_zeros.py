@@ -35,22 +35,22 @@ def zero_removed(optimizer: Optimizer, model: nn.Module, masks: Mapping[str, Ten
 
 
 def keep_zeros(
-    optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, masks: Mapping[str, Tensor] | None = None
+    model: nn.Module, optimizer: Optimizer | Iterable[Optimizer], masks: Mapping[str, Tensor] | None = None
 ) -> RemovableHandle:
     """Keep removed weights, and the optimizer's state for them, at exactly 0 after every optimizer step.
 
     >>> layer = nn.Linear(2, 1)
     >>> _ = layer.weight.data.copy_(torch.tensor([[0.0, 1.0]]))
     >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    >>> handle = keep_zeros(optimizer, layer)
+    >>> handle = keep_zeros(layer, optimizer)
     >>> layer(torch.ones(1, 2)).sum().backward()
     >>> optimizer.step()
     >>> layer.weight.data
     tensor([[0.0000, 0.9000]])
 
     Args:
-        optimizer: The optimizer, or all optimizers that train the model.
         model: The pruned model.
+        optimizer: The optimizer, or all optimizers that train the model.
         masks: Masks by parameter name, of the parameters' shapes; True = kept. Default: the model's zeros,
             as `masks_of` finds them.
 
@@ -58,8 +58,11 @@ def keep_zeros(
         A handle; its `remove()` ends this.
 
     Raises:
+        TypeError: The first argument is not a model.
         ValueError: There is no zero to keep, a mask does not fit its parameter, or an optimizer is missing.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the first argument of keep_zeros is the model, got {type(model).__name__}")
     optimizers = as_optimizers(optimizer)
     masks = masks_of(model) if masks is None else masks
     if not masks:

@@ -19,7 +19,7 @@ from fishleg.curvature.likelihoods import Likelihood, as_likelihood
 from fishleg.inverse.auxiliary import AuxiliaryStats
 from fishleg.inverse.estimators import find_method
 from fishleg.inverse.inverse_fisher import InverseFisher
-from fishleg.inverse.updater import InverseUpdater
+from fishleg.inverse.inverse_updater import InverseUpdater
 from fishleg.options import PruningOptions
 from fishleg.options.pruning import DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING
 from fishleg.pruning import diagnostics

@@ -1,4 +1,4 @@
-"""The methods that estimate Q, by name."""
+"""What a method is, and how one is added from outside; `fishleg.options.names` lists the built-in ones."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fishleg import Categorical, PruningOptions
 from fishleg.inverse.inverse_fisher import InverseFisher
-from fishleg.inverse.updater import InverseUpdater
+from fishleg.inverse.inverse_updater import InverseUpdater
 
 QUICK: dict[str, Any] = {"samples": 16, "sub_batch": 4, "relative_damping": 0.1}
 
