@@ -80,7 +80,9 @@ def test_read_only_directory(work: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_empty_texts(work: Path) -> None:
     refused(work, ["prune", "", "--data", "data.py:loader"], "MODEL is missing")
-    refused(work, [*PRUNE.split(), "--device", ""], "device '' cannot be used")
+    refused(work, [*PRUNE.split(), "--device", ""], "device must be a text that is not empty, got ''")
+    refused(work, [*PRUNE.split(), "--out", ""], "out must be a text that is not empty, got ''")
+    refused(work, [*PRUNE.split(), "--exclude", ""], "exclude must not hold an empty text")
     refused(work, [*PRUNE.split(), "--weights", ""], "is a directory")
 
 

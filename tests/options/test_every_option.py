@@ -17,7 +17,7 @@ from fishleg.runs.recipe import FIELDS, KEYS, SECTIONS, Recipe, load_recipe, mak
 # Texts that name a function, a file, a device or a pattern; other rooms judge them.
 FREE_TEXTS = {
     "model", "weights", "forward", "data", "train_data", "eval_data", "metric", "max_drop", "max_flops",
-    "pattern", "include", "exclude", "out", "device", "wandb",
+    "pattern", "include", "exclude", "wandb",
 }  # fmt: skip
 # The pattern's limit and the order of the list are checked with the pattern.
 CHECKED_LATER = {"sparsities"}

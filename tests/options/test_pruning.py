@@ -6,6 +6,8 @@ import pytest
 
 from fishleg import AuxiliaryOptions, PruningOptions, register_structure
 from fishleg.inverse.operators import Diagonal
+from fishleg.options import OptionError
+from fishleg.options.declaration import check_options
 from fishleg.options.names import STRUCTURES
 from fishleg.pruning.patterns import NM
 
@@ -121,3 +123,12 @@ def test_a_registered_structure_is_accepted() -> None:
 )
 def test_batch_statistics_by_default(options: dict[str, Any], by_batch: bool) -> None:
     assert PruningOptions(**options).learns_by_batch is by_batch
+
+
+def test_option_objects_are_expected_where_options_are_nested() -> None:
+    with pytest.raises(OptionError, match="auxiliary must be AuxiliaryOptions, got dict"):
+        PruningOptions(auxiliary={"lr": 1.0})  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="vectorize = true and batch_statistics = true exclude each other"):
+        AuxiliaryOptions(vectorize=True, batch_statistics=True)
+    with pytest.raises(OptionError, match="options must be PruningOptions or None, got dict"):
+        check_options({}, PruningOptions, "options")

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fishleg
 from fishleg import FishLeg, PruningOptions, Surgeon, attach
-from fishleg.pruning import Attachment, Event, Pruned
+from fishleg.pruning import AttachedPruning, Event, Pruned
 
 DIGITS, MAGNITUDE = PruningOptions(**QUICK_DIGITS), PruningOptions(method="magnitude")
 
@@ -132,7 +132,7 @@ def test_attach_goes_on_after_a_restart(name: str, method: str, start: int, stop
     """Stopped at any step and loaded into new objects, it ends with the bits of an undisturbed run."""
     data, given, schedule = training_batches(4), net_6_12_8(4), [0.25, 0.5, 0.75]
 
-    def begin() -> tuple[nn.Module, torch.optim.Optimizer, Attachment]:
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, AttachedPruning]:
         model = copy.deepcopy(given)
         optimizer = OPTIMIZERS_OF_ONES_OWN[name](model)
         options = PruningOptions(**QUICK_DIGITS, method=method)
@@ -180,7 +180,7 @@ def test_attach_goes_on_after_a_restart_with_a_shuffled_loader() -> None:
     x = torch.cat(inputs_8())
     given, schedule = net_8_16_4(), [0.4, 0.6]
 
-    def begin() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[tuple[Tensor, ...]], Attachment]:
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[tuple[Tensor, ...]], AttachedPruning]:
         model = copy.deepcopy(given)
         loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=32, shuffle=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -51,10 +51,18 @@ Call = Callable[[nn.Module], object]
             lambda m: run(m, labelled_8(), [0.5], mode="one-shot", inplace=True),
             "leave out stages and one-shot",
         ),
-        (lambda m: run(m, labelled_8(), 0.5, stages=0, inplace=True), "at least 1 step, got 0"),
+        (lambda m: run(m, labelled_8(), 0.5, stages=1.5, inplace=True), "stages must be a whole number >= 1"),
+        (
+            lambda m: run(m, labelled_8(), 0.5, seed=-1, inplace=True),
+            r"seed must be in \[0, 4294967296\), got -1",
+        ),
+        (
+            lambda m: run(m, labelled_8(), 0.5, stages=0, inplace=True),
+            "stages must be a whole number >= 1, got 0",
+        ),
         (
             lambda m: run(m, labelled_8(), 0.5, stages=2, mode="one-shot", inplace=True),
-            "single stage, got stages=2",
+            "single stage, got stages = 2",
         ),
         (
             lambda m: run(m, labelled_8(), 0.5, train_loader=labelled_8(), inplace=True),

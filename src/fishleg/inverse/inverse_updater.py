@@ -31,7 +31,7 @@ from fishleg.runtime.models import Fingerprint, fingerprint
 from fishleg.runtime.modes import gradients_enabled
 from fishleg.runtime.process_group import broadcast_from_first
 
-_REFINE_ETA = 0.05  # smallest natural step while Q is refined: F has moved
+_FOLLOWING_ETA = 0.05  # smallest natural step while Q follows an F that has moved
 
 
 class InverseUpdater:
@@ -185,13 +185,9 @@ class InverseUpdater:
         """
         if self.learning is None:
             raise ValueError("there is no learned Q to refine: estimate it first (method 'fishleg')")
-        chosen = self.options.auxiliary or AuxiliaryOptions()
-        groups = chosen.groups or GROUPS
+        groups = self._learning_options.groups or GROUPS
         steps = max(self.options.samples // (2 * groups), 1) if steps is None else steps
-        self.learning.reconfigure(
-            sub_batch=None, groups=groups, refine_every=chosen.refine_every, eta_floor=_REFINE_ETA,
-            batch_statistics=self.options.learns_by_batch and not chosen.vectorize,
-        )  # fmt: skip
+        self._configure_for_refinement(self.learning)
         batches = sub_batches(self.loader, groups * self.options.sub_batch)
         with batch_statistics_mode(self.model):
             for _, batch in zip(range(steps), batches, strict=False):
@@ -202,11 +198,41 @@ class InverseUpdater:
         return self.learning.inverse
 
     @property
+    def _learning_options(self) -> AuxiliaryOptions:
+        return self.options.auxiliary or AuxiliaryOptions()
+
+    @property
+    def _by_batch(self) -> bool:
+        """Whether Q is refined with the statistics of the batch in BatchNorm."""
+        chosen = self._learning_options
+        return (self.options.learns_by_batch or chosen.batch_statistics) and not chosen.vectorize
+
+    def _configure_for_refinement(self, learning: Auxiliary) -> None:
+        """Prepare the learning for a model that has just been pruned."""
+        chosen = self._learning_options
+        learning.reconfigure(
+            sub_batch=chosen.sub_batch, groups=chosen.groups or GROUPS, refine_every=chosen.refine_every,
+            eta_floor=chosen.eta_floor or _FOLLOWING_ETA, batch_statistics=self._by_batch,
+        )  # fmt: skip
+
+    def configure_for_training(self, learning: Auxiliary) -> None:
+        """Prepare a learning to follow a model in training: few examples a step, BatchNorm as in training.
+
+        Args:
+            learning: The learning of this Q, or that of an optimizer that has a Q of its own.
+        """
+        chosen = self._learning_options
+        learning.reconfigure(
+            sub_batch=chosen.sub_batch or self.options.sub_batch, groups=1,
+            refine_every=max(2, chosen.refine_every), eta_floor=chosen.eta_floor or _FOLLOWING_ETA,
+            batch_statistics=self.options.batch_statistics is not False and not chosen.vectorize,
+        )  # fmt: skip
+
+    @property
     def refines_by_batch(self) -> bool:
         """Whether nothing that refines Q reads BatchNorm's running statistics."""
-        chosen = self.options.auxiliary or AuxiliaryOptions()
-        by_batch = self.options.learns_by_batch and not chosen.vectorize
-        return self.learning is not None and by_batch and chosen.estimator != "probe"
+        uses_samples = self._learning_options.estimator != "probe"
+        return self.learning is not None and self._by_batch and uses_samples
 
     def ignore_removed_rows(self, masks: Mapping[str, Tensor]) -> None:
         """Let rows that are removed as a whole have no curvature while Q is refined.

@@ -16,6 +16,9 @@ from typing import Any
 _KINDS = {"str": "a text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
+NOT_EMPTY = "that is not empty"  # the rule of a text
+
+
 class OptionError(ValueError):
     """An option has a value that breaks its rule; the message names the option, the value and the rule."""
 
@@ -34,7 +37,8 @@ def option(
     Args:
         default: The default value.
         help: One line that says what the option does. `--help` and the reference page show it.
-        rule: A bound such as `> 0`, `>= 1`, `[0, 1)` or `[0, 1]`. Numbers must also be finite.
+        rule: `NOT_EMPTY` for texts, or a bound such as `> 0`, `>= 1`, `[0, 1)` or `[0, 1]`. Numbers must also
+            be finite.
         choices: The texts that are allowed. A registry of names may grow after the declaration.
         accepts: Tells which values are accepted beside those of the annotated plain types, for instance
             a `Pattern` object where the plain type is a text.
@@ -132,6 +136,21 @@ def _fixed_length(field: dataclasses.Field[Any]) -> int | None:
     return len(plain_types(field)) if str(field.type).startswith("tuple[") else None
 
 
+def check_options(options: object, expected: type, name: str) -> None:
+    """Check that an argument is an option object or None.
+
+    Args:
+        options: The argument.
+        expected: The class of options.
+        name: The name of the argument.
+
+    Raises:
+        OptionError: It is something else, for instance a dictionary.
+    """
+    if options is not None and not isinstance(options, expected):
+        raise OptionError(f"{name} must be {expected.__name__} or None, got {type(options).__name__}")
+
+
 def check_fields(options: Any) -> None:
     """Check every declared field of an option object, and turn lists into tuples.
 
@@ -177,6 +196,8 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> Any:
         raise OptionError(f"{field.name} must be {rule_text(field)}, got {value!r}{nearest(value, choices)}")
     if isinstance(value, str):
         _check_text(field.name, value)
+        if field.metadata["rule"] == NOT_EMPTY and not value.strip():
+            raise OptionError(f"{field.name} must be {rule_text(field)}, got {value!r}")
     elif not isinstance(value, bool) and not holds(field.metadata["rule"], _as_float(value)):
         raise OptionError(
             f"{field.name} must be {rule_text(field)}, got {value!r}{_percent_hint(field, value)}"
@@ -189,6 +210,8 @@ def _check_list(field: dataclasses.Field[Any], value: Any, kinds: list[str]) -> 
         raise OptionError(f"{field.name} must be {rule_text(field)}, got {value!r}")
     values = tuple(item.tolist() if hasattr(item, "tolist") else item for item in value)
     rule = field.metadata["rule"]
+    if "" in values:
+        raise OptionError(f"{field.name} must not hold an empty text, got {list(values)!r}")
     right = all(_has_kind(item, kinds) and (not rule or holds(rule, _as_float(item))) for item in values)
     if not right or _fixed_length(field) not in (None, len(values)):
         raise OptionError(f"{field.name} must be {rule_text(field)}, got {list(values)!r}")

@@ -60,6 +60,8 @@ class AuxiliaryOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.vectorize and self.batch_statistics:
+            raise OptionError("vectorize = true and batch_statistics = true exclude each other")
         if self.sub_batch is not None and self.sub_batch < (self.groups or 1):
             raise OptionError(f"sub_batch must be >= groups = {self.groups}, got {self.sub_batch}")
 
@@ -172,6 +174,8 @@ class PruningOptions:
                     re.compile(expression)
                 except re.error as error:
                     raise OptionError(f"{name}: {expression!r} is no regular expression: {error}") from None
+        if self.auxiliary is not None and not isinstance(self.auxiliary, AuxiliaryOptions):
+            raise OptionError(f"auxiliary must be AuxiliaryOptions, got {type(self.auxiliary).__name__}")
         if self.empirical and self.method not in EMPIRICAL_METHODS:
             known = ", ".join(EMPIRICAL_METHODS)
             raise OptionError(f"empirical = true needs one of the methods {known}, got {self.method!r}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fishleg.options.declaration import OptionError, check_fields, option
+from fishleg.options.declaration import NOT_EMPTY, OptionError, check_fields, option
 from fishleg.options.names import LIKELIHOODS, MODES, SCHEDULES
 
 BUDGETS = ("sparsity", "sparsities", "max_drop", "max_params", "max_flops")
@@ -110,9 +110,11 @@ class ScheduleOptions:
 class RunOptions:
     """Directory, seed and machine of a run."""
 
-    out: str = option("fishleg-run", "Directory for everything that the run writes.", flags=("-o",))
+    out: str = option(
+        "fishleg-run", "Directory for everything that the run writes.", rule=NOT_EMPTY, flags=("-o",)
+    )
     seed: int = option(0, "Seed of all random numbers.", rule="[0, 4294967296)")
-    device: str = option("auto", "Device: auto, cpu, cuda, cuda:1 ...")
+    device: str = option("auto", "Device: auto, cpu, cuda, cuda:1 ...", rule=NOT_EMPTY)
     threads: int | None = option(None, "Number of CPU threads; default: as torch chooses.", rule=">= 1")
     checkpoint_minutes: float = option(5.0, "Minutes between checkpoints while training.", rule="> 0")
     keep: int = option(3, "Number of checkpoints to keep.", rule=">= 1")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fishleg.pruning.api import prune
-from fishleg.pruning.attach import Attachment, attach
+from fishleg.pruning.attach import AttachedPruning, attach
 from fishleg.pruning.events import (
     Event,
     Finished,
@@ -18,12 +17,13 @@ from fishleg.pruning.fine_tuning import FineTuner
 from fishleg.pruning.keep_zeros import keep_zeros
 from fishleg.pruning.masks import apply_masks, masks_of
 from fishleg.pruning.patterns import Masks, Pattern, as_pattern, register_pattern
+from fishleg.pruning.prune import prune
 from fishleg.pruning.schedules import default_sparsity, plan_schedule, schedule
 from fishleg.pruning.session import PruningSession
 from fishleg.pruning.surgeon import Surgeon
 
 __all__ = [
-    "Attachment",
+    "AttachedPruning",
     "Event",
     "FineTuner",
     "Finished",

@@ -33,13 +33,13 @@ def attach(
     generator: torch.Generator | None = None,
     on_event: Callable[[Event], None] | None = None,
     state: Mapping[str, Any] | None = None,
-) -> Attachment:
+) -> AttachedPruning:
     """Prune from within a training loop of your own, after the optimizer's steps.
 
-    `start` steps go by untouched, the next is followed by the first pruning, then every `every`-th; one that
-    fails is due again after the next step. Zeros last after every step of the optimizer, including those
-    that an earlier pruning has made. Q is refined by the session; that of a FishLeg optimizer is damped for
-    steps, which is too much for scores.
+    The first pruning follows step `start` + 1, the others every `every` steps. A pruning that fails is tried
+    again after the next step. Zeros last after every step of the optimizer, including those that an earlier
+    pruning has made. Q is refined by the session; that of a FishLeg optimizer is damped for steps, which is
+    too much for scores.
 
     Args:
         model: The model that is trained; it is pruned in place.
@@ -66,20 +66,20 @@ def attach(
         raise ValueError(f"every must be >= 1 and start >= 0, got {every} and {start}")
     session = PruningSession(
         model, loader, likelihood=likelihood, options=options, forward=forward, generator=generator,
-        trained_outside=True,
+        trained_elsewhere=True,
     )  # fmt: skip
     targets = session.surgeon.check_targets(sparsities)
     optimizers = as_optimizers(optimizer)
     check_optimizers_cover(optimizers, model, session.surgeon.weights.names)
     if state is None:
         session.surgeon.check_removes(targets[0])
-    attachment = Attachment(session, optimizers, targets, every=every, start=start, on_event=on_event)
+    attachment = AttachedPruning(session, optimizers, targets, every=every, start=start, on_event=on_event)
     if state is not None:
         attachment.load_state_dict(state)
     return attachment
 
 
-class Attachment:
+class AttachedPruning:
     """Pruning that is attached to optimizers; made by `attach`.
 
     Args:

@@ -19,7 +19,7 @@ Moments = Mapping[_BatchNorm, list[Tensor]]
 class BatchNormRefresh:
     """Refreshes the statistics of norms that a pruning step has affected.
 
-    The statistics of the other norms still hold, and the loader's first batches know them less well.
+    The statistics of the other norms are still valid. They came from more data than a refresh reads.
 
     Args:
         model: The model.

@@ -169,7 +169,8 @@ class FineTuner:
             return
         self._modes.train()
         self.zeros.enforce(optimizer, self.surgeon.masks)
-        self._configure_learning()
+        if self.learning is not None:
+            self.surgeon.curvature.configure_for_training(self.learning)
         device, skipped = next(model.parameters()).device, 0
         while self.step < self.steps:
             self._set_learning_rate(optimizer)
@@ -191,19 +192,6 @@ class FineTuner:
             if not bool(torch.isfinite(parameter).all()):
                 raise ValueError(f"training has made {name!r} infinite or NaN: use a smaller lr")
         model.eval()
-
-    def _configure_learning(self) -> None:
-        """Q follows the training: few examples a step, BatchNorm as the training step sees it."""
-        if self.learning is not None:
-            options = self.surgeon.options
-            self.learning.reconfigure(
-                sub_batch=options.sub_batch,
-                groups=1,
-                refine_every=2,
-                eta_floor=0.05,
-                batch_statistics=options.batch_statistics is not False
-                and not self.learning.options.vectorize,
-            )
 
     def _set_learning_rate(self, optimizer: Optimizer) -> None:
         share = self.step / self.steps if self.options.lr_schedule == "cosine" else 0.0

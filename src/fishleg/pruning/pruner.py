@@ -104,9 +104,9 @@ class Pruner:
         """Return masks with as many kept weights, better chosen: their joint loss increase under Q is lower.
 
         The scores that chose the masks treat each weight alone: of two weights that can replace each other
-        both look cheap, and both go. Here all are scored again at the compensated solution, and kept weights
-        change places with removed ones that are worth more, for as long as that helps. No weight that is
-        zero already comes back, whether an earlier step removed it or somebody else.
+        both have low scores, and both are removed. Here all are scored again at the compensated solution, and
+        kept weights change places with removed ones that are worth more, for as long as that helps. No weight
+        that is zero already comes back, whatever made it zero.
 
         Args:
             q: The inverse Fisher.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fishleg.curvature.likelihoods import Likelihood
 from fishleg.inverse.auxiliary import AuxiliaryStats
 from fishleg.options import FineTuningOptions, PruningOptions
+from fishleg.options.declaration import check_options
 from fishleg.pruning import diagnostics
 from fishleg.pruning.events import (
     Event,
@@ -50,7 +51,7 @@ class PruningSession:
         train_loader: Training batches; default: the calibration batches.
         forward: How the model is called on a batch.
         generator: The source of random numbers; default: seed 0.
-        trained_outside: Whether a training loop outside of the session trains the model between stages.
+        trained_elsewhere: Whether a training loop outside of the session trains the model between stages.
         on_auxiliary_step: Receives the statistics of every step of Q's learning.
 
     Attributes:
@@ -69,16 +70,17 @@ class PruningSession:
         train_loader: Iterable[Any] | None = None,
         forward: Forward = default_forward,
         generator: torch.Generator | None = None,
-        trained_outside: bool = False,
+        trained_elsewhere: bool = False,
         on_auxiliary_step: Callable[[AuxiliaryStats], None] | None = None,
     ) -> None:
+        check_options(fine_tuning, FineTuningOptions, "fine_tuning")
         if train_loader is not None and fine_tuning is None:
             raise ValueError("train_loader needs fine_tuning: without it nothing is trained")
         if train_loader is not None:
             check_loader(train_loader, "train_loader")
         self.surgeon = Surgeon(
             model, loader, likelihood=likelihood, options=options, forward=forward, generator=generator,
-            trained=fine_tuning is not None or trained_outside, on_auxiliary_step=on_auxiliary_step,
+            trained=fine_tuning is not None or trained_elsewhere, on_auxiliary_step=on_auxiliary_step,
         )  # fmt: skip
         self.fine_tuning, self.train_loader = fine_tuning, train_loader
         self.fine_tuner: FineTuner | None = None
@@ -225,5 +227,6 @@ class PruningSession:
             self._make_fine_tuner()
         if self.fine_tuner is not None and state["fine_tuner"] is not None:
             self.fine_tuner.load_state_dict(state["fine_tuner"])
-            # FishLeg's own Q shares the generator and has restored it as well; what the surgeon says counts.
+            # FishLeg's own Q shares the generator and has restored it, too. The surgeon's state is the right
+            # one.
             self.surgeon.curvature.generator.set_state(state["surgeon"]["curvature"]["generator"])

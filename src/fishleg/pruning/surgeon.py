@@ -21,6 +21,7 @@ from fishleg.inverse.estimators import find_method
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.inverse.inverse_updater import InverseUpdater
 from fishleg.options import PruningOptions
+from fishleg.options.declaration import check_options
 from fishleg.options.pruning import DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING
 from fishleg.pruning import diagnostics
 from fishleg.pruning.batchnorm import BatchNormRefresh
@@ -80,6 +81,7 @@ class Surgeon:
     ) -> None:
         _check_model(model)
         check_loader(loader)
+        check_options(options, PruningOptions, "options")
         warn_if_not_shared(model)
         self.model, self.loader, self.forward, self.trained = model, loader, forward, trained
         self.options = options or PruningOptions()
@@ -122,7 +124,7 @@ class Surgeon:
 
     @property
     def predicts(self) -> bool:
-        """Whether Q is a model of the loss. For magnitude pruning it is not: Q = I speaks of weights."""
+        """Whether Q is a model of the loss. For magnitude pruning it is not: Q = I is in units of weights."""
         return find_method(self.options.method).predicts
 
     @property

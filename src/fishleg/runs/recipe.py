@@ -30,7 +30,7 @@ from fishleg.runs.errors import ToolError
 
 
 class RecipeError(ToolError):
-    """A recipe sets an option to a value that it cannot have, or cannot be read."""
+    """A recipe cannot be read, or sets an option to a value that breaks its rule."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,7 @@ def batch_size(batch: Any) -> int:
 
 
 def has_ambiguous_size(batch: Any) -> bool:
-    """Return whether the first dimensions of a batch may not be its number of examples.
+    """Tell whether the first dimensions of a batch may not be its number of examples.
 
     This holds if the tensors have different lengths. It also holds for a sequence of more than two parts,
     which may be several inputs or several examples. In these cases the outputs of the model must be checked

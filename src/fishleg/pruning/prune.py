@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from fishleg.curvature.likelihoods import Likelihood
-from fishleg.options import FineTuningOptions, OptionError, PruningOptions
-from fishleg.options.names import MODES
+from fishleg.options import FineTuningOptions, OptionError, PruningOptions, RunOptions, ScheduleOptions
 from fishleg.pruning.events import Event
 from fishleg.pruning.patterns import Pattern
 from fishleg.pruning.schedules import as_number, plan_schedule
@@ -57,7 +56,7 @@ def prune(
             `Pattern`. Default: "global".
         method: Which Q scores and compensates. Default: "fishleg".
         exclude: Parameters, modules or regular expressions that are left dense.
-        mode: "staged" (prune, compensate, look again; no training), "one-shot" (a single stage), or
+        mode: "staged" (prune and compensate in several stages; no training), "one-shot" (a single stage), or
             "gradual" (train after each stage).
         stages: The number of stages. By default each keeps 75 % of what the last one left (95 % of whole
             rows without training). They begin at the sparsity that the model has already.
@@ -77,7 +76,9 @@ def prune(
         ValueError: An argument is wrong, or nothing would be removed.
     """
     options = _merged(options, pattern, method, exclude)
-    _check_mode(mode, fine_tuning, train_loader)
+    ScheduleOptions(mode=mode, stages=stages)  # the rules of the declarations hold here, too
+    seed = RunOptions(seed=seed).seed
+    _check_training(mode, fine_tuning, train_loader)
     model = model if inplace else copy_model(model, ", or pass inplace=True to prune the model itself")
     with seeded(seed, loader, train_loader):  # to look at the data may draw random numbers
         session = PruningSession(
@@ -104,16 +105,18 @@ def _merged(
     Raises:
         OptionError: Both are given.
     """
-    short: dict[str, Any] = {"pattern": pattern, "method": method, "exclude": exclude or None}
+    short: dict[str, Any] = {
+        "pattern": pattern,
+        "method": method,
+        "exclude": None if exclude == () else exclude,
+    }
     given = {name: value for name, value in short.items() if value is not None}
     if options is not None and given:
         raise OptionError(f"pass either options or {', '.join(given)}, got both")
     return PruningOptions(**given) if options is None else options
 
 
-def _check_mode(mode: str, fine_tuning: object | None, train_loader: object | None) -> None:
-    if mode not in MODES:
-        raise OptionError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+def _check_training(mode: str, fine_tuning: object | None, train_loader: object | None) -> None:
     for name, value in (("fine_tuning", fine_tuning), ("train_loader", train_loader)):
         if value is not None and mode != "gradual":
             raise OptionError(f"{name} needs mode='gradual', got mode={mode!r}")
