@@ -18,6 +18,7 @@ def register_likelihood(name: str, cls: type[Likelihood]) -> None:
         ValueError: If the name is registered already.
 
     Example:
+        >>> from fishleg.curvature.likelihoods.bernoulli import Bernoulli
         >>> class Binary(Bernoulli):
         ...     '''Binary outputs under another name.'''
         >>> register_likelihood("binary", Binary)
