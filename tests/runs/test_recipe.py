@@ -191,3 +191,10 @@ def test_a_recipe_runs_no_code(tmp_path: Path):
     )
     make_recipe(load_recipe(tmp_path / "a.toml")).check()
     assert not mark.exists()
+
+
+def test_a_budget_of_multiply_adds_is_recorded_with_what_it_implies() -> None:
+    recipe = make_recipe({"max_flops": "40%"})
+    assert recipe.pruning.mask_search_across_layers is False
+    assert "mask_search_across_layers = false" in recipe.to_toml()
+    assert make_recipe({"sparsity": 0.5}).pruning.mask_search_across_layers is True

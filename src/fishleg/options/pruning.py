@@ -118,7 +118,7 @@ class PruningOptions:
         rule=">= 0",
     )
     mask_search_across_layers: bool = option(
-        True, "Let the mask search change the number of weights that each layer keeps."
+        True, "Let the mask search change the number of weights that each layer keeps; false with max_flops."
     )
     cuts: int | None = option(
         None,

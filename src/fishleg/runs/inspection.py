@@ -93,7 +93,8 @@ class Inspection:
         lines.append(f"sparsity of the {self.sparsity_of}: {self.sparsity:.2%}")
         if self.pattern is not None:
             lines.append(f"pattern {self.pattern}: {'holds' if self.holds else 'does NOT hold'}")
-        lines += [f"{key}: {value}" for key, value in self.made.items()]
+        made = {key: value for key, value in self.made.items() if key != "sparsity"}  # stands above
+        lines += [f"{key}: {value}" for key, value in made.items()]
         return "\n".join(lines)
 
 

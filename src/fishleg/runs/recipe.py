@@ -222,6 +222,9 @@ def _build(flat: Mapping[str, Any]) -> Recipe:
         section, declared = FIELDS[name]
         is_none = isinstance(value, str) and value.lower() == "none" and is_optional(declared)
         by_section[section][declared.name] = None if is_none else value
+    if by_section["schedule"].get("max_flops") is not None:
+        # Multiply-adds are planned from the number of weights that each layer keeps. The recipe records it.
+        by_section["pruning"]["mask_search_across_layers"] = False
     auxiliary = by_section.pop("auxiliary")
     if auxiliary:
         try:

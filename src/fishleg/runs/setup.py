@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +160,6 @@ def make_session(
     recipe, options = prepared.recipe, prepared.recipe.pruning
     if options.empirical and targets_of(prepared.draw_batch()) is None:
         raise ToolError("empirical = true needs labels: data must yield (inputs, targets)")
-    if recipe.schedule.max_flops is not None:
-        # multiply-adds are planned from the number of weights that each layer keeps
-        options = replace(options, mask_search_across_layers=False)
     return PruningSession(
         prepared.model, prepared.calibration, likelihood=prepared.likelihood, options=options,
         fine_tuning=recipe.trains, train_loader=train_loader, forward=prepared.forward,
