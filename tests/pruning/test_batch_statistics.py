@@ -151,7 +151,7 @@ def test_statistics_are_renewed_between_cuts_only_if_they_are_read(
     options: dict[str, Any], refreshes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr("fishleg.pruning.batchnorm.refresh_batchnorm", lambda *given: seen.append(given))
+    monkeypatch.setattr("fishleg.pruning.affected_norms.refresh_batchnorm", lambda *given: seen.append(given))
     chosen = PruningOptions(**options, samples=8, sub_batch=16, measure_batches=0, cuts=3, refine_steps=1)
     Surgeon(net_with_batchnorm(), batches_of_5(), options=chosen).prune(0.6)
     assert len(seen) == refreshes

@@ -24,7 +24,7 @@ from fishleg.options import PruningOptions
 from fishleg.options.declaration import check_options
 from fishleg.options.pruning import DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING
 from fishleg.pruning import diagnostics
-from fishleg.pruning.batchnorm import BatchNormRefresh
+from fishleg.pruning.affected_norms import BatchNormRefresh
 from fishleg.pruning.events import PruneStep
 from fishleg.pruning.masks import SPARSE, apply_masks
 from fishleg.pruning.output_change import OutputChange

@@ -1,4 +1,4 @@
-"""BatchNorm: its statistics on a batch, and the renewal of its running statistics after pruning."""
+"""How the statistics of BatchNorms are refreshed, and when a model may normalise by the batch."""
 
 from __future__ import annotations
 

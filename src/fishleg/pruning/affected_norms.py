@@ -1,4 +1,7 @@
-"""The refresh of BatchNorm's statistics after a pruning step, for those norms whose inputs have changed."""
+"""Which BatchNorms a pruning step has affected: only their statistics are refreshed.
+
+How they are refreshed is in `fishleg.runtime.batchnorm`.
+"""
 
 from __future__ import annotations
 

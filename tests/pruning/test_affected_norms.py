@@ -68,5 +68,5 @@ def test_if_all_inputs_changed_all_statistics_are_renewed(monkeypatch: pytest.Mo
         return model.state_dict()
 
     found = pruned()
-    monkeypatch.setattr("fishleg.pruning.batchnorm.batchnorm_input_moments", lambda *_: {})
+    monkeypatch.setattr("fishleg.pruning.affected_norms.batchnorm_input_moments", lambda *_: {})
     assert all(torch.equal(value, found[name]) for name, value in pruned().items())
