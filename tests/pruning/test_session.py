@@ -248,6 +248,24 @@ def test_an_unfinished_stage_goes_on_with_its_training() -> None:
     assert names(list(resumed.session.stage(0.3))) == ["TrainingStep"] * 3 + ["StageDone"]
 
 
+@pytest.mark.parametrize(("stopped_at", "expected"), [(Pruned, ["StageDone"]), (StageDone, [])])
+def test_every_stage_is_done_exactly_once(stopped_at: type[Event], expected: list[str]) -> None:
+    """A stage that was pruned, but not reported as done, is reported after a restart; no other is."""
+    dense = net_8_16_4()
+    model, options = copy.deepcopy(dense), PruningOptions(**QUICK)
+    session = PruningSession(model, inputs_8(), options=options)
+    for event in session.run([0.25, 0.5]):
+        if isinstance(event, stopped_at):
+            state = copy.deepcopy((model.state_dict(), session.state_dict()))
+            break
+    again = PruningSession(copy.deepcopy(dense), inputs_8(), options=options)
+    again.prepare()
+    again.model.load_state_dict(state[0])
+    again.load_state_dict(state[1])
+    rest = names(list(again.run([0.25, 0.5])))
+    assert rest == [*expected, "StageStarted", "InverseUpdated", "Pruned", "StageDone", "Finished"]
+
+
 def test_a_session_in_no_grad_mode() -> None:
     with torch.no_grad():
         session = PruningSession(net_8_16_4(), inputs_8(), options=PruningOptions(**QUICK))
