@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runs"))
 from killing import in_child, kill_in_call, kill_often, warm_up, work
 from test_resume import MODES, model_bytes, recipe_for
 
-from fishleg.formats.checkpoint import write_json
+from fishleg.formats.files import write_json
 
 
 def main(out: Path, kills: int = 120) -> bool:

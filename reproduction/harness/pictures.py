@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fishleg.formats.checkpoint import write_atomically
+from fishleg.formats.files import write_atomically
 from reproduction.harness.statistics import columns, mean, sem
 
 

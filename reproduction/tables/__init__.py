@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fishleg.formats.checkpoint import write_atomically
+from fishleg.formats.files import write_atomically
 from reproduction.harness import RESULTS, fill
 from reproduction.tables.benchmarks import benchmark_tables
 from reproduction.tables.figures import figure_tables

@@ -1,6 +1,5 @@
 """Checkpoints: any state comes back, damage is noticed, a failed write loses nothing."""
 
-import json
 import subprocess
 import sys
 
@@ -25,14 +24,6 @@ STATES = st.recursive(
     ),
     max_leaves=8,
 )  # fmt: skip
-
-
-JSON = st.recursive(
-    st.one_of(st.none(), st.integers(), st.text(max_size=9)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-)
 
 
 def same(a, b):
@@ -135,17 +126,3 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     assert "the last complete checkpoint is" in run.stdout
     assert [p.name for p in tmp_path.iterdir()] == ["000000.ckpt"]
     assert checkpoint.load(tmp_path / "000000.ckpt")["small"].shape == (10,)
-
-
-@given(JSON)
-def test_json_is_laid_out_and_nothing_else(tmp_path_factory, value):
-    path = tmp_path_factory.mktemp("json") / "x.json"
-    checkpoint.write_json(path, value)
-    assert json.loads(path.read_text(encoding="utf-8")) == value
-
-
-def test_lists_of_numbers_take_one_line(tmp_path):
-    checkpoint.write_json(tmp_path / "x.json", {"a": [1, 2.5, None], "b": ["x  y", "[\n"]})
-    assert (
-        tmp_path / "x.json"
-    ).read_text() == '{\n "a": [ 1, 2.5, null ],\n "b": [\n  "x  y",\n  "[\\n"\n ]\n}\n'

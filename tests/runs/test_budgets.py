@@ -79,3 +79,15 @@ def test_multiply_adds_of_attention() -> None:
         "linear1.weight": 5 * 8 * 16,
         "linear2.weight": 5 * 8 * 16,
     }
+
+
+@pytest.mark.parametrize("limit", [0.3, 0.4987, 0.5, 0.72, 0.9499])
+def test_a_plan_does_not_repeat_a_trial_that_it_has_just_rejected(limit):
+    plan = Plan([0.5, 0.8, 0.9, 0.95], max_drop=0.05, precision=0.01)
+    tried = []
+    while (target := plan.next(lambda s: s**4)) is not None:
+        assert (plan.good, target) not in tried
+        tried.append((plan.good, target))
+        plan.result(target, 0.0 if target <= limit else 0.06)
+    assert plan.good <= limit < (plan.bad or 1)
+    assert (plan.bad or 1) - plan.good <= 0.05

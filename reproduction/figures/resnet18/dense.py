@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fishleg.formats.checkpoint import write_atomically
+from fishleg.formats.files import write_atomically
 from fishleg.workloads.digits import Batches, split_digits
 from reproduction.figures.resnet18.config import Config
 from reproduction.harness import Progress, Results, UnitLocks, duration

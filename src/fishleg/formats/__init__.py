@@ -1,4 +1,4 @@
-"""File formats: checkpoints (`checkpoint`), packed files of sparse models (`packed`), and TOML (`toml`).
+"""File formats: checkpoints (`checkpoint`), packed sparse models (`packed`), TOML (`toml`), JSON (`files`).
 
 The exported names are imported on first use, because the recipes of the command line need TOML but not torch.
 """
@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fishleg.formats.checkpoint import CheckpointError, Store, write_atomically, write_json
+    from fishleg.formats.checkpoint import CheckpointError, Store
+    from fishleg.formats.files import to_json, write_atomically, write_json
     from fishleg.formats.packed import pack, unpack
     from fishleg.formats.toml import read_toml
 
@@ -18,9 +19,10 @@ _MODULES = {
     "Store": "checkpoint",
     "pack": "packed",
     "read_toml": "toml",
+    "to_json": "files",
     "unpack": "packed",
-    "write_atomically": "checkpoint",
-    "write_json": "checkpoint",
+    "write_atomically": "files",
+    "write_json": "files",
 }
 
 
@@ -35,6 +37,7 @@ __all__ = [
     "Store",
     "pack",
     "read_toml",
+    "to_json",
     "unpack",
     "write_atomically",
     "write_json",

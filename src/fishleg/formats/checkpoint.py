@@ -7,19 +7,17 @@ detected by its checksum; the checkpoint before it is used then, with a warning.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fishleg.formats.files import remove_leftovers, write_atomically
 from fishleg.runtime.tensors import tensor_bytes
 
 logger = logging.getLogger(__name__)
@@ -32,11 +30,12 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be written, cannot be read, or is damaged."""
 
 
-def save(path: Path, state: Any) -> None:
+def save(path: Path, state: Any, *, new: bool = False) -> None:
     """Write a nested state to a file; an existing file is replaced only if this succeeds.
 
     Args:
         path: The file.
+        new: Whether the file must not exist yet.
         state: Dictionaries, lists, tuples, tensors, numbers, strings and None, nested in any way. An object
             of another type raises a TypeError.
 
@@ -49,7 +48,7 @@ def save(path: Path, state: Any) -> None:
     structure = json.dumps(_encode(state, tensors))
     metadata = {"format": _FORMAT, "structure": structure, "sha256": _checksum(tensors, structure)}
     try:
-        write_atomically(path, to_bytes(tensors or {"": torch.zeros(0)}, metadata))
+        write_atomically(path, to_bytes(tensors or {"": torch.zeros(0)}, metadata), new=new)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -83,21 +82,45 @@ def load(path: Path) -> Any:
     return _decode(json.loads(metadata["structure"]), tensors)
 
 
+def names(count: int) -> list[str]:
+    """Return the names of the first checkpoints of a store.
+
+    Args:
+        count: How many.
+
+    Returns:
+        The names, in order.
+    """
+    return [f"{number:06d}{SUFFIX}" for number in range(count)]
+
+
 class Store:
     """The checkpoints of one run: numbered files in a directory, of which the newest are kept.
+
+    No file is read, replaced or deleted that is not among its own.
 
     Args:
         directory: The directory; it is created when the first checkpoint is saved.
         keep: How many checkpoints are kept.
+        owned: The names of checkpoints that were saved before; None: all in the directory.
 
     Raises:
         ValueError: If `keep` is less than 1.
     """
 
-    def __init__(self, directory: Path, keep: int = 3) -> None:
+    def __init__(self, directory: Path, keep: int = 3, owned: Iterable[str] | None = ()) -> None:
         if keep < 1:
             raise ValueError(f"keep must be >= 1, got {keep}")
         self.directory, self.keep = directory, keep
+        if owned is None:
+            found = directory.glob(f"{6 * '[0-9]'}{SUFFIX}")
+            owned = (path.name for path in found)
+        self.owned = sorted(owned)
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next checkpoint."""
+        return int(self.owned[-1].removesuffix(SUFFIX)) + 1 if self.owned else 0
 
     def paths(self) -> list[Path]:
         """Return the files of all checkpoints, oldest first.
@@ -105,7 +128,7 @@ class Store:
         Returns:
             Their paths.
         """
-        return sorted(self.directory.glob(f"[0-9]*{SUFFIX}"))
+        return [path for name in self.owned if (path := self.directory / name).exists()]
 
     def save(self, state: Any, *, protect: Path | None = None) -> Path:
         """Write the next checkpoint, then delete old ones and incomplete files.
@@ -121,20 +144,26 @@ class Store:
             CheckpointError: If the file cannot be written.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        paths = self.paths()
-        number = int(paths[-1].stem) + 1 if paths else 0
-        path = self.directory / f"{number:06d}{SUFFIX}"
+        paths, name = self.paths(), f"{self.next_number:06d}{SUFFIX}"
+        path = self.directory / name
         try:
-            save(path, state)
+            save(path, state, new=True)
         except CheckpointError as error:
             last = f"; the last complete checkpoint is {paths[-1]}" if paths else ""
             raise CheckpointError(f"{error}{last}") from error
-        for old in self.paths()[: -self.keep]:
-            if old != protect:
-                old.unlink()
-        for leftover in self.directory.glob("*.partial"):
-            leftover.unlink()
+        self.owned.append(name)
+        self._delete(self.paths()[: -self.keep], protect)
+        remove_leftovers(self.directory, self.owned)
         return path
+
+    def keep_last(self) -> None:
+        """Delete all checkpoints but the newest."""
+        self._delete(self.paths()[:-1])
+
+    def _delete(self, paths: Iterable[Path], protect: Path | None = None) -> None:
+        for path in paths:
+            if path != protect:
+                path.unlink()
 
     def latest(self) -> tuple[Path, Any] | None:
         """Read the newest checkpoint that is not damaged. A damaged one is skipped with a warning.
@@ -154,47 +183,6 @@ class Store:
         if paths:
             raise CheckpointError(f"none of the {len(paths)} checkpoints in {self.directory} can be read")
         return None
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file completely or not at all.
-
-    The data are written to a temporary file, forced to disk, and renamed over the old file.
-
-    Args:
-        path: The file.
-        data: Its content.
-    """
-    temporary = path.with_name(f"{path.name}.partial")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    with contextlib.suppress(OSError):  # force the rename to disk; not every file system supports this
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file completely or not at all, with lists of plain values on one line.
-
-    Args:
-        path: The file.
-        value: A value that JSON can represent.
-    """
-    text = json.dumps(value, indent=1)
-    # JSON strings hold no raw line break, so this changes only the layout.
-    text = re.sub(r"\[\n[^\[\]{}]*\n *\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
-    write_atomically(path, f"{text}\n".encode())
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,52 @@ import torch
 from torch import nn
 
 import fishleg
+from fishleg.pruning import Finished
 from fishleg.pruning.saliency import saliency
 from fishleg.pruning.surgeon import Surgeon
 from fishleg.runs.metrics import Evaluation, Evaluator
 from fishleg.runs.recipe import Recipe
+from fishleg.runs.setup import Prepared
+
+
+def first_record(prepared: Prepared, command: str) -> dict[str, Any]:
+    """Return what the record of a run holds before any work; a killed run can begin again from it.
+
+    Args:
+        prepared: What the recipe names, built and checked.
+        command: The command line.
+
+    Returns:
+        Values for JSON.
+    """
+    return {
+        "name": prepared.recipe.model.model,
+        "base": str(prepared.base),
+        "threads": torch.get_num_threads(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": command,
+        "recipe": prepared.recipe.sections(),
+        "warnings": [],
+        "resumed": 0,
+        "checkpoints": 0,
+    }
+
+
+def describe_total(surgeon: Surgeon, finished: Finished, recipe: Recipe) -> dict[str, Any] | None:
+    """Return the predicted and the measured change of the outputs over all stages.
+
+    Args:
+        surgeon: The surgeon of the run, after its last step.
+        finished: The last event of its session.
+        recipe: All options of the run.
+
+    Returns:
+        Values for JSON; None where the model was trained, which changes its outputs as well.
+    """
+    if recipe.trains is not None:
+        return None
+    predicted = sum(step.predicted for step in surgeon.history) if surgeon.predicts else None
+    return {"predicted": predicted, "measured": finished.divergence, "steps": len(surgeon.history)}
 
 
 def describe_run(

@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fishleg.runs.directory import LOG
+from fishleg.formats.files import NO_FOLLOW
+from fishleg.runs.directory import LOG, LOG_TABLE, TENSORBOARD
 from fishleg.runs.errors import ToolError
 
 Event = dict[str, Any]
@@ -43,15 +44,17 @@ class FileLog:
     """Writes log.jsonl and log.csv.
 
     A resumed run first removes what was written after its checkpoint (`rewind`), so that nothing is logged
-    twice.
+    twice. Symbolic links are not followed.
 
     Args:
         directory: The directory of the run.
+        new: Whether the files must not exist yet.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.paths = directory / LOG, directory / "log.csv"
-        self.files = [open(path, "ab") for path in self.paths]  # noqa: SIM115
+    def __init__(self, directory: Path, *, new: bool = False) -> None:
+        self.paths = directory / LOG, directory / LOG_TABLE
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW | (os.O_EXCL if new else 0)
+        self.files = [os.fdopen(os.open(path, flags, 0o644), "ab") for path in self.paths]
         if self.files[1].tell() == 0:
             self._write(1, ",".join(_COLUMNS) + "\n")
 
@@ -80,10 +83,10 @@ class FileLog:
         Args:
             position: What `position` returned.
         """
-        for path, file, size in zip(self.paths, self.files, position, strict=True):
+        for file, size in zip(self.files, position, strict=True):
             file.flush()
-            if path.stat().st_size > size:
-                os.truncate(path, size)
+            if os.fstat(file.fileno()).st_size > size:
+                os.ftruncate(file.fileno(), size)
             file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
@@ -123,7 +126,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ToolError("tensorboard = true needs TensorBoard: pip install tensorboard") from None
-        self.writer = SummaryWriter(str(directory / "tensorboard"))
+        self.writer = SummaryWriter(str(directory / TENSORBOARD))
         self.count = 0
 
     def event(self, event: Event) -> None:

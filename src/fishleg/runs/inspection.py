@@ -11,9 +11,10 @@ from torch import Tensor
 from fishleg.formats import checkpoint
 from fishleg.formats.packed import pack
 from fishleg.pruning.patterns import NM, Blocks, Rows, as_pattern
-from fishleg.runs.directory import read_record
+from fishleg.runs.directory import MODEL, read_record
 from fishleg.runs.errors import ToolError
-from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
+from fishleg.runs.existing_run import open_run
+from fishleg.runs.recipe import Recipe
 from fishleg.runs.setup import prepare
 from fishleg.runs.weights import apply_weights, load_weights
 
@@ -123,7 +124,7 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
         if final.is_file():
             path = final
         else:
-            latest = checkpoint.Store(path / "checkpoints").latest()
+            latest = checkpoint.Store(path / "checkpoints", owned=None).latest()
             if latest is None:
                 raise ToolError(f"there is no model and no checkpoint in {path}")
             path = latest[0]
@@ -245,11 +246,12 @@ def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
     )
 
 
-def evaluate_run(directory: Path) -> dict[str, Any]:
-    """Evaluate the final model of a run.
+def evaluate_run(directory: Path, *, trust: bool = False) -> dict[str, Any]:
+    """Evaluate the final model of a run. This runs the code that its recipe names.
 
     Args:
         directory: The directory of the run.
+        trust: Whether the recipe may name code that is neither below the current directory nor installed.
 
     Returns:
         The metric by its name, and the loss if there are labels.
@@ -258,15 +260,12 @@ def evaluate_run(directory: Path) -> dict[str, Any]:
         ToolError: There is no run, or it has no final model yet.
     """
     record = read_record(directory)
-    if not (directory / "model.safetensors").is_file():
+    sparse = directory.resolve() / MODEL
+    if not sparse.is_file():
         raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
-    if not isinstance(record.get("base"), str):
-        raise ToolError(f"{directory / 'run.json'} holds no record of a run")
-    recipe = make_recipe(load_recipe(directory / "recipe.toml"))
+    run = open_run(directory, trust=trust)
     # without labels the sparse model is compared with the dense one, which is therefore loaded first
-    dense = checkpoint.load(directory / "dense.ckpt")
-    prepared = prepare(recipe, Path(record["base"]), prunes=False, dense=dense)
-    sparse = (directory / "model.safetensors").resolve()
+    prepared = prepare(run.recipe, run.base, prunes=False, dense=run.dense_weights())
     apply_weights(prepared.model, load_weights(sparse), sparse)
     result = prepared.evaluator(prepared.model)
     found: dict[str, Any] = {prepared.evaluator.name: result.metric}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from fishleg.formats import checkpoint
-from fishleg.runs.directory import DENSE, RECIPE, RUN, check_unused, read_record
+from fishleg.runs.directory import check_unused, read_record
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import Listener
-from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
+from fishleg.runs.existing_run import open_run
+from fishleg.runs.recipe import Recipe
 from fishleg.runs.run import Run
 from fishleg.runs.setup import prepare
 from fishleg.runs.sources import Data
@@ -49,7 +49,7 @@ def start(
     base = base or Path.cwd()
     directory = (base / recipe.run.out).resolve()
     check_unused(directory)
-    prepared = prepare(recipe, base, model=model, data=data)
+    prepared = prepare(recipe, base, model=model, data=data, on_phase=_phases(listeners))
     return Run(prepared, directory, listeners=listeners, command=command)
 
 
@@ -59,38 +59,46 @@ def resume(
     model: nn.Module | None = None,
     data: Data | None = None,
     listeners: Sequence[Listener] = (),
+    trust: bool = False,
 ) -> Run:
     """Go on with the run in a directory, from its last good checkpoint.
+
+    This runs the code that the recipe in the directory names. Code that is neither below the current
+    directory nor part of an installed package runs only with `trust`.
 
     Args:
         directory: The directory of the run.
         model: The model, if the run was started with one in hand; its weights do not matter.
         data: The loaders, if the run was started with loaders in hand.
         listeners: Objects that receive every event.
+        trust: Whether the recipe may name code from anywhere.
 
     Returns:
         The run; `execute` does the rest of the work.
 
     Raises:
-        ToolError: There is no run, it is finished, or what it needs cannot be read.
+        ToolError: There is no run, it is finished, or what it needs cannot be read or is not trusted.
     """
-    directory = Path(directory).resolve()
-    record = read_record(directory)
-    if record.get("status") == "finished":
+    if read_record(Path(directory)).get("status") == "finished":
         raise ToolError(f"the run in {directory} is finished: there is nothing to resume")
-    if not isinstance(record.get("base"), str) or not isinstance(record.get("warnings"), list):
-        raise ToolError(f"{directory / RUN} holds no record of a run")
-    recipe = make_recipe(load_recipe(directory / RECIPE))
-    try:
-        dense = checkpoint.load(directory / DENSE)
-    except checkpoint.CheckpointError as error:
-        again = f"fishleg prune --recipe {directory / RECIPE} --out ANOTHER"
-        raise ToolError(f"{error}. Nothing can go on without it; to start again: {again}") from None
-    prepared = prepare(recipe, Path(record["base"]), model=model, data=data, dense=dense)
+    run = open_run(directory, trust=trust, model=model, data=data)
+    record = run.record
+    dense = run.dense_weights(model_in_hand=model is not None)
+    prepared = prepare(run.recipe, run.base, model=model, data=data, dense=dense, on_phase=_phases(listeners))
     if record.get("threads") not in (None, torch.get_num_threads()):
         logger.warning(
             "the run began with %s CPU threads and goes on with %s: results may differ in the last bits "
             "(set OMP_NUM_THREADS to go on as before)",
             record["threads"], torch.get_num_threads(),
         )  # fmt: skip
-    return Run(prepared, directory, listeners=listeners, record=record)
+    return Run(prepared, run.directory, listeners=listeners, record=record)
+
+
+def _phases(listeners: Sequence[Listener]) -> Callable[[str], None]:
+    """Return a function that shows what is being done, before there is a log."""
+
+    def show(message: str) -> None:
+        for listener in listeners:
+            listener.event({"event": "phase", "time": 0.0, "message": message})
+
+    return show

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fishleg.formats import checkpoint
-from fishleg.runs.directory import CHECKPOINTS, RUN
+from fishleg.formats.files import remove_leftovers, write_json
+from fishleg.runs.directory import CHECKPOINTS, FILES, RUN
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import Event, FileLog, Listener, TensorBoard, WeightsAndBiases
 from fishleg.runs.recipe import Recipe
@@ -33,28 +33,38 @@ class RunLog:
     def __init__(self, directory: Path, record: dict[str, Any], listeners: Sequence[Listener] = ()) -> None:
         self.directory, self.record = directory, record
         self.listeners = list(listeners)
+        self.displays = list(listeners)
         self.log: FileLog | None = None
+        self._owns_record = False  # only then may run.json be replaced
         self.timing = dict.fromkeys(_TIMED, 0.0)
         self._seconds, self._since = 0.0, time.monotonic()
 
-    def open(self, recipe: Recipe) -> None:
-        """Create the directory and its logs. They receive each event before the other listeners.
+    def open(self, recipe: Recipe, *, new: bool) -> None:
+        """Write the record of a new run, and open the logs. They receive each event before other listeners.
+
+        The record is written first of all: from then on, the names of a run's files are the run's own.
 
         Args:
             recipe: All options of the run.
+            new: Whether the run is new. Nothing is replaced then.
 
         Raises:
             ToolError: The directory cannot be written to, or a tracker is not installed.
         """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            (self.directory / CHECKPOINTS).mkdir(exist_ok=True)
+            if new:
+                self.record |= self.summary("starting")
+                write_json(self.directory / RUN, self.record, new=True)
+            else:
+                remove_leftovers(self.directory, list(FILES))
+            self._owns_record = True
+            (self.directory / CHECKPOINTS).mkdir(exist_ok=not new)
             trackers: list[Listener] = []
             if recipe.run.tensorboard:
                 trackers.append(TensorBoard(self.directory))
             if recipe.run.wandb is not None:
                 trackers.append(WeightsAndBiases(recipe.run.wandb, self.directory, recipe.sections()))
-            self.log = FileLog(self.directory)
+            self.log = FileLog(self.directory, new=new)
         except OSError as error:
             raise ToolError(f"out: cannot write to {self.directory}: {error.strerror or error}") from None
         self.listeners = [self.log, *trackers, *self.listeners]
@@ -63,6 +73,25 @@ class RunLog:
         """Close every listener."""
         for listener in self.listeners:
             listener.close()
+
+    def listen(self, listener: Listener) -> None:
+        """Add a listener.
+
+        Args:
+            listener: An object that receives every event.
+        """
+        self.listeners.append(listener)
+        self.displays.append(listener)
+
+    def show(self, kind: str, **values: Any) -> None:
+        """Send what is not worth a line in the log files to the displays alone.
+
+        Args:
+            kind: The kind of the event: "phase" or "progress".
+            values: Its other entries.
+        """
+        for listener in self.displays:
+            listener.event({"event": kind, "time": round(self.elapsed(), 3), **values})
 
     def emit(self, kind: str, **values: Any) -> None:
         """Send an event to every listener.
@@ -93,9 +122,11 @@ class RunLog:
             error: The error that ended the run.
         """
         self.record |= self.summary(status, error)
+        if not self._owns_record:
+            return
         ending = status in ("failed", "interrupted")  # a full disk must not hide the error that ends the run
         with contextlib.suppress(OSError) if ending else contextlib.nullcontext():
-            checkpoint.write_json(self.directory / RUN, self.record)
+            write_json(self.directory / RUN, self.record)
 
     def summary(self, status: str, error: str | None = None) -> dict[str, Any]:
         """Return the entries of the record that change with every write.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,10 +15,14 @@ from torch import nn
 from fishleg.curvature.likelihoods import Categorical, Gaussian, Likelihood
 from fishleg.runs.errors import ToolError
 from fishleg.runs.sources import describe_error
-from fishleg.runtime.batches import Forward, default_forward, move_batch, targets_of
+from fishleg.runtime.batches import Forward, default_forward, inputs_of, map_tensors, move_batch, targets_of
 from fishleg.runtime.replay import Replayable
 
 Metric = Callable[[nn.Module, Iterable[Any]], float]
+
+
+class NonFiniteOutputs(ToolError):
+    """A model's outputs are NaN or infinite on inputs that are not."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Evaluator:
         higher_is_better: Whether a larger metric is better.
         labelled: Whether the data have labels.
         classes: The number of classes; 0 before the first evaluation and for other likelihoods.
+        on_batch: Called after every batch with the number of batches done and in all (None: unknown).
 
     Raises:
         ToolError: There are no labels, no reference and no custom metric.
@@ -72,6 +78,7 @@ class Evaluator:
         self.loader, self.likelihood, self.forward, self.custom = loader, likelihood, forward, custom
         self.reference, self.most_batches = reference, most_batches
         self.classes = 0
+        self.on_batch: Callable[[int, int | None], None] | None = None
         self.labelled = targets_of(next(iter(loader), None)) is not None
         if not self.labelled and custom is None and reference is None:
             raise ToolError("there are no labels to measure with, and no dense model to compare with")
@@ -97,6 +104,7 @@ class Evaluator:
 
         Raises:
             ToolError: The data do not fit the likelihood or are empty, or the custom metric fails.
+            NonFiniteOutputs: The outputs are NaN or infinite.
         """
         if isinstance(self.loader, Replayable):
             self.loader.restart()  # the same batches every time
@@ -107,17 +115,21 @@ class Evaluator:
             model.eval()
             if self.custom is not None:
                 return Evaluation(self._custom_value(model), None)
-            for place, batch in enumerate(islice(self.loader, self.most_batches), 1):
+            for place, batch in enumerate(self._batches(self.most_batches), 1):
                 batch = move_batch(batch, device)
-                f = self.forward(model, batch)
+                f = self._outputs(model, batch, place)
                 y = targets_of(batch)
                 try:
                     self.likelihood.check(f, y)
                 except ValueError as error:
-                    raise ToolError(f"batch {place} of the data to evaluate on: {error}") from None
+                    raise ToolError(f"{_place(place)}: {error}") from None
+                if not self.likelihood.finite(f):
+                    raise NonFiniteOutputs(
+                        f"{_place(place)}: the model's outputs are not finite (NaN or Inf)"
+                    )
                 if (y is not None) != self.labelled:
                     found = "has no labels, unlike" if self.labelled else "has labels, unlike"
-                    raise ToolError(f"batch {place} of the data to evaluate on {found} the first batch")
+                    raise ToolError(f"{_place(place)} {found} the first batch")
                 valid = self.likelihood.valid(f, y)
                 count = float(self.likelihood.units(f) if valid is None else int(valid.sum()))
                 if not count:
@@ -134,10 +146,42 @@ class Evaluator:
         metric = loss / units if self.name == "loss" else right / units
         return Evaluation(metric, loss / units if self.labelled else None)
 
+    def _batches(self, most: int | None = None) -> Iterator[Any]:
+        """Yield the batches to evaluate on; one with NaN or Inf in it is an error.
+
+        Yields:
+            Batches.
+
+        Raises:
+            ToolError: A batch is not finite.
+        """
+        total = _length(self.loader)
+        if total is not None and most is not None:
+            total = min(total, most)
+        for place, batch in enumerate(islice(self.loader, most), 1):
+            # a forward of the user's own may not use all that is in a batch
+            if self.forward is default_forward:
+                _check_finite(inputs_of(batch), place, "inputs")
+            _check_finite(targets_of(batch), place, "targets")
+            yield batch
+            if self.on_batch is not None:
+                self.on_batch(place, total)
+
+    def _outputs(self, model: nn.Module, batch: Any, place: int) -> torch.Tensor:
+        try:
+            return self.forward(model, batch)
+        except Exception as error:
+            raise ToolError(
+                f"{_place(place)}: the model cannot be called: {describe_error(error)}"
+            ) from error
+
     def _custom_value(self, model: nn.Module) -> float:
         assert self.custom is not None
         try:
-            value = self.custom(model, self.loader)
+            with _checked_outputs(model):
+                value = self.custom(model, _CheckedLoader(self))
+        except ToolError:
+            raise
         except Exception as error:
             raise ToolError(f"metric: the function raised {describe_error(error)}") from error
         try:
@@ -198,3 +242,62 @@ class Evaluator:
             return before - after
         worse = before - after if self.higher_is_better else after - before
         return worse / max(abs(before), 1e-12)
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+class _CheckedLoader:
+    """The loader that a metric of the user's own receives; every batch is checked."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.evaluator._batches()
+
+    def __len__(self) -> int:
+        return len(self.evaluator.loader)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _checked_outputs(model: nn.Module) -> Iterator[None]:
+    """Check inside the `with` block that no output of the model is NaN; its caller may be the user's code.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        NonFiniteOutputs: An output is NaN.
+    """
+
+    def check(_: nn.Module, __: Any, outputs: Any) -> None:
+        def check_one(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_floating_point() and bool(tensor.isnan().any()):
+                raise NonFiniteOutputs("metric: the model's outputs hold NaN")
+            return tensor
+
+        map_tensors(outputs, check_one)
+
+    handle = model.register_forward_hook(check)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _place(number: int) -> str:
+    return f"batch {number} of the data to evaluate on"
+
+
+def _check_finite(values: Any, place: int, what: str) -> None:
+    def check(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ToolError(f"{_place(place)} holds NaN or Inf in its {what}")
+        return tensor
+
+    map_tensors(values, check)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fishleg.formats import checkpoint
+from fishleg.formats.files import write_atomically
 from fishleg.formats.packed import pack
 from fishleg.pruning import Surgeon, apply_masks
 from fishleg.runs.describe import describe_layers
@@ -114,7 +114,7 @@ def _write(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, str]) -> 
     from safetensors.torch import save as to_bytes
 
     try:
-        checkpoint.write_atomically(path, to_bytes(tensors, {"format": "pt", **facts}))
+        write_atomically(path, to_bytes(tensors, {"format": "pt", **facts}))
     except OSError as error:
         raise ToolError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -124,4 +124,4 @@ def _write_report(directory: Path, record: Mapping[str, Any], recipe: str) -> No
     from fishleg.report import render_report
 
     text = render_report(dict(record), read_events(directory / LOG), recipe)
-    checkpoint.write_atomically(directory / REPORT, text.encode())
+    write_atomically(directory / REPORT, text.encode())

@@ -17,8 +17,8 @@ class Plan:
     The search follows the list until a stage drops the metric by too much. The largest allowed sparsity
     lies between the last accepted and the rejected sparsity. Q's predicted losses say where, and that
     sparsity is tried next. This repeats until the interval is narrower than `precision`. Then the rejected
-    sparsity is tried once more, because a short step may succeed where a long one failed. If it does, the
-    search follows the list again.
+    sparsity is tried once more if stages were accepted since it was rejected, because a short step may
+    succeed where a long one failed. If it does, the search follows the list again.
 
     Args:
         targets: The sparsity after each stage.
@@ -27,6 +27,7 @@ class Plan:
         done: The number of accepted stages.
         good: The last accepted sparsity.
         bad: The lowest rejected sparsity.
+        tried_from: The last accepted sparsity when `bad` was tried.
         trials: The number of rejected sparsities.
         finished: Whether the search has ended.
         drops: Pairs (sparsity, drop) of all results.
@@ -38,6 +39,7 @@ class Plan:
     done: int = 0
     good: float = 0.0
     bad: float | None = None
+    tried_from: float = 0.0
     trials: int = 0
     finished: bool = False
     drops: list[tuple[float, float]] = field(default_factory=list)
@@ -66,7 +68,9 @@ class Plan:
             return None
         if self.bad is None:
             return next((target for target in self.targets if target > self.good), None)
-        return self.bad if self.bad - self.good <= self.precision else self._guess(predict)
+        if self.bad - self.good > self.precision:
+            return self._guess(predict)
+        return self.bad if self.good > self.tried_from else None
 
     def _guess(self, predict: Callable[[float], float]) -> float:
         """Return the sparsity at which the drop reaches its limit if it is proportional to Q's prediction."""
@@ -97,7 +101,7 @@ class Plan:
         self.drops.append((sparsity, drop))
         if self.max_drop is not None and not drop <= self.max_drop + 1e-9:  # NaN is rejected
             last_chance = self.bad is not None and sparsity >= self.bad
-            self.bad, self.trials = sparsity, self.trials + 1
+            self.bad, self.tried_from, self.trials = sparsity, self.good, self.trials + 1
             self.finished = last_chance or self.trials >= _MOST_TRIALS
             return False
         if self.bad is not None and sparsity >= self.bad:

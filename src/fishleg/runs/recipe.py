@@ -110,6 +110,18 @@ class Recipe:
             }
         return found
 
+    def value(self, section: str, key: str) -> Any:
+        """Return the value of an option.
+
+        Args:
+            section: The section.
+            key: The key in it.
+
+        Returns:
+            The value; None where the whole section has its defaults.
+        """
+        return getattr(self._options_of(section), key, None)
+
     def _options_of(self, section: str) -> Any:
         return self.pruning.auxiliary if section == "auxiliary" else getattr(self, section)
 

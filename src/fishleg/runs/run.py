@@ -1,36 +1,37 @@
 """One pruning run from recipe to report. It can be killed at any moment and resumed bit for bit.
 
-What a run writes into its directory:
-  recipe.toml  run.json  log.jsonl  log.csv  dense.ckpt  checkpoints/  model.safetensors  packed.safetensors
-  report.html
+`fishleg.runs.directory` lists what a run writes into its directory.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fishleg.formats import checkpoint
+from fishleg.formats.files import write_atomically
 from fishleg.inverse import AuxiliaryStats
 from fishleg.pruning import Event, InverseUpdated, Pruned, StageStarted, TrainingStep
 from fishleg.runs.budgets import check_reachable, macs_budget, make_plan, sparsity_for_macs
-from fishleg.runs.describe import describe_run
-from fishleg.runs.directory import CHECKPOINTS, DENSE, LOCK, RECIPE, locked
+from fishleg.runs.describe import describe_run, describe_total, first_record
+from fishleg.runs.directory import CHECKPOINTS, DENSE, RECIPE, claimed, read_record
 from fishleg.runs.errors import Interrupted, ToolError
 from fishleg.runs.events import Listener, check_trackers
+from fishleg.runs.fingerprint import differences, take_fingerprint
 from fishleg.runs.log import RunLog
 from fishleg.runs.macs import count_macs
-from fishleg.runs.metrics import Evaluation
+from fishleg.runs.metrics import Evaluation, NonFiniteOutputs
 from fishleg.runs.outputs import write_results
 from fishleg.runs.plan import Plan
 from fishleg.runs.run_warnings import run_warnings
 from fishleg.runs.setup import Prepared, make_session
 from fishleg.runs.signals import StopRequest, capture_warnings
+from fishleg.runs.sources import describe_error
 from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
 from fishleg.runtime.replay import Replayable
 
@@ -62,9 +63,11 @@ class Run:
         self.model, self.evaluator = prepared.model, prepared.evaluator
         self.calibration, options = prepared.calibration, prepared.recipe.run
         self.fresh = record is None
-        self.record: dict[str, Any] = record or {"warnings": [], "resumed": 0, "command": command}
+        self.record: dict[str, Any] = record or first_record(prepared, command)
+        self._as_read = None if record is None else copy.deepcopy(record)
         self.run_log = RunLog(directory, self.record, listeners)
-        self.store = checkpoint.Store(directory / CHECKPOINTS, options.keep)
+        written = self.record.get("checkpoints", 0)
+        self.store = checkpoint.Store(directory / CHECKPOINTS, options.keep, checkpoint.names(written))
         self.accepted: Path | None = None  # the checkpoint to go back to in a search
         self.stop = StopRequest()
         self._saved_at = self._since = time.monotonic()
@@ -75,6 +78,7 @@ class Run:
         self.session = make_session(prepared, self.training, self._on_auxiliary_step)
         self.surgeon = self.session.surgeon
         self.batch = prepared.draw_batch()
+        self.evaluator.on_batch = self._on_evaluated_batch
         # read before anything is changed: it is an error if none of the checkpoints can be
         self._found = self.store.latest() if "dense" in self.record else None
         self.macs = count_macs(self.model, self.batch, prepared.forward)
@@ -91,6 +95,7 @@ class Run:
     def _prepare_session(self) -> None:
         """Let the session look at its data, and set all loaders back to their beginning."""
         self.session.prepare()
+        self.fingerprint = take_fingerprint(self.prepared, self.training)
         if self.session.fine_tuner is not None and self.training is not None:
             self.session.fine_tuner.restart_data()
             self.training.restart()
@@ -116,7 +121,7 @@ class Run:
         Args:
             listener: An object that receives every event.
         """
-        self.run_log.listeners.append(listener)
+        self.run_log.listen(listener)
 
     # -- the run itself
 
@@ -128,14 +133,20 @@ class Run:
 
         Raises:
             Interrupted: The run was asked to stop; it can be resumed.
+            ToolError: The directory is in use, or something that the run needs has failed.
         """
         try:
-            if self.fresh:  # before anything is written: data or a metric may be at fault
-                with capture_warnings(self.run_log.warn):
-                    self._dense = self._evaluate_dense()
-            self.run_log.open(self.recipe)
-            with locked(self.directory / LOCK):  # a run that another process works on is not touched
+            with claimed(self.directory, new=self.fresh):
+                if self.fresh:  # before anything is written: data or a metric may be at fault
+                    with capture_warnings(self.run_log.warn):
+                        self._dense = self._evaluate_dense()
+                elif read_record(self.directory) != self._as_read:
+                    raise ToolError(
+                        f"another process has worked on {self.directory} since it was read: resume it again"
+                    )
                 self._work()
+        except SystemExit as error:  # in the user's code; it must not look like success
+            raise ToolError(f"the run has not ended: {describe_error(error)}") from error
         finally:
             self.run_log.close()
         return self.record
@@ -147,6 +158,7 @@ class Run:
                 capture_warnings(self.run_log.warn),
                 seeded(self.recipe.run.seed),
             ):
+                self.run_log.open(self.recipe, new=self.fresh)
                 if self.fresh:
                     self._begin()
                 else:
@@ -156,20 +168,14 @@ class Run:
         except (Interrupted, KeyboardInterrupt):
             self.run_log.status("interrupted")
             raise Interrupted(self._how_to_go_on()) from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.run_log.status("failed", f"{type(error).__name__}: {error}")
             raise
 
     def _begin(self) -> None:
         checkpoint.save(self.directory / DENSE, self.model.state_dict())
-        checkpoint.write_atomically(self.directory / RECIPE, self.recipe.to_toml().encode())
-        self.record |= {
-            "name": self.recipe.model.model,
-            "base": str(self.prepared.base),
-            "threads": torch.get_num_threads(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        self.run_log.status("running")
+        write_atomically(self.directory / RECIPE, self.recipe.to_toml().encode())
+        self.record["fingerprint"] = self.fingerprint
         dense = self._dense or self._evaluate_dense()
         self.record |= describe_run(self.recipe, self.surgeon, self.evaluator, self.macs, dense)
         self.run_log.status("running")
@@ -178,12 +184,11 @@ class Run:
                 self.plan = make_plan(self.recipe, self.surgeon, self.macs)
         self.run_log.emit(
             "start", metric=dense.metric, loss=dense.loss, prunable=self.record["prunable"],
-            stages=self.plan.stages,
+            stages=self.plan.stages, **self._metric_facts(),
         )  # fmt: skip
         for message in run_warnings(self.recipe, self.surgeon, self.evaluator, self.macs, dense):
             self.run_log.warn(message)
-        self._save()
-        self.accepted = self.store.paths()[-1]
+        self.accepted = self._save()
 
     def _go_on(self) -> None:
         found, self._found = self._found, None
@@ -199,7 +204,15 @@ class Run:
         self.run_log.load_state_dict(state["run_log"])
         self.run_log.status("running")
         fraction = self.plan.fraction
-        self.run_log.emit("resume", sparsity=self.surgeon.sparsity, checkpoint=path.name, fraction=fraction)
+        self.run_log.emit(
+            "resume", sparsity=self.surgeon.sparsity, checkpoint=path.name, fraction=fraction,
+            **self._metric_facts(),
+        )  # fmt: skip
+        for message in differences(self.record.get("fingerprint"), self.fingerprint):
+            self.run_log.warn(message)
+
+    def _metric_facts(self) -> dict[str, str]:
+        return {"metric_name": self.evaluator.name, "metric_unit": self.evaluator.unit}
 
     def _loop(self) -> None:
         """Do all stages. A resumed stage that is pruned already continues with its training."""
@@ -273,7 +286,7 @@ class Run:
     def _judge(self) -> None:
         """Measure the stage and accept it, or go back."""
         assert self.plan is not None
-        step, result = self.surgeon.history[-1], self._evaluate()
+        step, result = self.surgeon.history[-1], self._evaluate_stage()
         drop = self.evaluator.drop(self.record["dense"]["metric"], result.metric)
         common = {"sparsity": step.sparsity, "metric": result.metric, "loss": result.loss}
         stage, stages = self.plan.done + 1, self.plan.stages
@@ -314,12 +327,12 @@ class Run:
                 f"nothing was pruned: even a sparsity of {self.plan.bad or 0:.1%} costs more than "
                 f"max_drop = {self.recipe.schedule.max_drop}"
             )
-        self.session.finish()
+        finished = self.session.finish()
+        self.record["total"] = describe_total(self.surgeon, finished, self.recipe)
         self.record["target"] = self.plan.good
         message = write_results(self.prepared, self.surgeon, self.batch, self.macs, self.run_log)
         self.run_log.status("finished")  # last of all: killed before this, the run is resumed and ends again
-        for path in self.store.paths()[:-1]:
-            path.unlink()
+        self.store.keep_last()
         self.run_log.emit("finish", message=message)
 
     # -- saving and loading
@@ -344,6 +357,8 @@ class Run:
         Returns:
             Its path.
         """
+        self.record["checkpoints"] = self.store.next_number + 1
+        self.run_log.status("running")  # first the claim to the name, then the file
         with self.run_log.timed("checkpoint"):
             path = self.store.save(self._state(), protect=self.accepted)
         self._saved_at = time.monotonic()
@@ -371,6 +386,26 @@ class Run:
     def _evaluate(self) -> Evaluation:
         with self.run_log.timed("evaluate"):
             return self.evaluator(self.model)
+
+    def _evaluate_stage(self) -> Evaluation:
+        """Evaluate after a stage. In a search, a model whose outputs are not finite is one to go back from.
+
+        Returns:
+            Metric and loss; NaN for such a model.
+
+        Raises:
+            NonFiniteOutputs: The outputs are not finite, and this is no search.
+        """
+        try:
+            return self._evaluate()
+        except NonFiniteOutputs:
+            if self.plan is None or self.plan.max_drop is None:
+                raise
+            return Evaluation(math.nan, None)
+
+    def _on_evaluated_batch(self, done: int, total: int | None) -> None:
+        which = "pruned" if self.surgeon.history else "dense"
+        self.run_log.show("progress", what=f"evaluating the {which} model", done=done, total=total)
 
     def _evaluate_dense(self) -> Evaluation:
         """Evaluate with the seed of the run, so that the result does not depend on earlier random numbers.

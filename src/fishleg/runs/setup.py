@@ -70,6 +70,7 @@ def prepare(
     data: sources.Data | None = None,
     prunes: bool = True,
     dense: Mapping[str, Tensor] | None = None,
+    on_phase: Callable[[str], None] = lambda message: None,
 ) -> Prepared:
     """Build and check everything that a recipe names.
 
@@ -80,6 +81,7 @@ def prepare(
         data: Loaders to use instead of those that the recipe names.
         prunes: Whether the model will be pruned; calibration data are needed then.
         dense: Weights to use instead of the recipe's: a resumed run has its own copy of them.
+        on_phase: Receives a text before each step that may take long.
 
     Returns:
         What is ready to be worked on.
@@ -94,16 +96,19 @@ def prepare(
         torch.set_num_threads(recipe.run.threads)
     if data is None:  # before the model: that of a workload takes a while to train
         named = recipe.data
+        on_phase(f"reading the data ({named.data or recipe.model.model})")
         with seeded(seed):  # a random split, for instance, is the same after a restart
             data = sources.make_data(
                 recipe.model.model, named.data, named.train_data, named.eval_data, base, calibrated=prunes
             )
+    on_phase(f"building the model ({recipe.model.model})")
     model = _make_model(recipe, base, model, dense).to(device)
     forward = default_forward
     if recipe.model.forward:
         forward = sources.find_function(recipe.model.forward, "forward", base)
     custom = sources.find_function(recipe.data.metric, "metric", base) if recipe.data.metric else None
     likelihood = as_likelihood(recipe.model.likelihood)
+    on_phase("calling the model on the first batches")
     _preflight(model, data, forward, likelihood)
     still = copy.deepcopy(model).eval()
     evaluation = data.evaluation if data.evaluation is not None else data.calibration

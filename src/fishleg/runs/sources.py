@@ -10,8 +10,9 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,35 @@ def find_function(spec: str, what: str, base: Path | None = None) -> Callable[..
     return found  # type: ignore[no-any-return]
 
 
+def untrusted_code(specs: Mapping[str, str | None], base: Path) -> str | None:
+    """Find code that a recipe names and that is neither below the current directory nor installed.
+
+    Nothing is imported.
+
+    Args:
+        specs: By option, the functions that a recipe names, such as `net.py:make`; None: none is named.
+        base: The directory that relative paths refer to.
+
+    Returns:
+        The first such option with its file; None if there is none.
+    """
+    here = Path.cwd().resolve()
+    for option, spec in specs.items():
+        place = (spec or "").rpartition(":")[0]
+        if not place or place == "workload":
+            continue
+        if place.endswith(".py"):
+            code = (base / place).resolve()
+        else:
+            found = PathFinder.find_spec(place.split(".")[0], [str(base), *sys.path])
+            if found is None or found.origin is None or found.origin in ("built-in", "frozen"):
+                continue
+            code = Path(found.origin).resolve()
+        if not any(folder in code.parents for folder in (here, *_LIBRARIES)):
+            return f"{option} = {spec!r}, which is {code}"
+    return None
+
+
 def _from_file(path: Path, what: str) -> Any:
     if not path.is_file():
         raise SourceError(f"{what}: there is no file {path}")
@@ -93,7 +123,8 @@ def _from_file(path: Path, what: str) -> Any:
 
 
 def _from_module(place: str, what: str, base: Path) -> Any:
-    if str(base) not in sys.path:
+    # only where the module is: other files in the directory must not take the place of installed modules
+    if str(base) not in sys.path and PathFinder.find_spec(place.split(".")[0], [str(base)]) is not None:
         sys.path.insert(0, str(base))
     try:
         return importlib.import_module(place)
