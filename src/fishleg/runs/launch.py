@@ -16,7 +16,7 @@ from fishleg.runs.existing_run import open_run
 from fishleg.runs.recipe import Recipe
 from fishleg.runs.run import Run
 from fishleg.runs.setup import prepare
-from fishleg.runs.sources import Data
+from fishleg.runs.sources import Data, no_exit
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,9 @@ def start(
     base = base or Path.cwd()
     directory = (base / recipe.run.out).resolve()
     check_unused(directory)
-    prepared = prepare(recipe, base, model=model, data=data, on_phase=_phases(listeners))
-    return Run(prepared, directory, listeners=listeners, command=command)
+    with no_exit():
+        prepared = prepare(recipe, base, model=model, data=data, on_phase=_phases(listeners))
+        return Run(prepared, directory, listeners=listeners, command=command)
 
 
 def resume(
@@ -84,14 +85,18 @@ def resume(
     run = open_run(directory, trust=trust, model=model, data=data)
     record = run.record
     dense = run.dense_weights(model_in_hand=model is not None)
-    prepared = prepare(run.recipe, run.base, model=model, data=data, dense=dense, on_phase=_phases(listeners))
+    with no_exit():
+        prepared = prepare(
+            run.recipe, run.base, model=model, data=data, dense=dense, on_phase=_phases(listeners)
+        )
     if record.get("threads") not in (None, torch.get_num_threads()):
         logger.warning(
             "the run began with %s CPU threads and goes on with %s: results may differ in the last bits "
             "(set OMP_NUM_THREADS to go on as before)",
             record["threads"], torch.get_num_threads(),
         )  # fmt: skip
-    return Run(prepared, run.directory, listeners=listeners, record=record)
+    with no_exit():
+        return Run(prepared, run.directory, listeners=listeners, record=record)
 
 
 def _phases(listeners: Sequence[Listener]) -> Callable[[str], None]:

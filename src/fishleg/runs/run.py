@@ -31,7 +31,7 @@ from fishleg.runs.plan import Plan
 from fishleg.runs.run_warnings import run_warnings
 from fishleg.runs.setup import Prepared, make_session
 from fishleg.runs.signals import StopRequest, capture_warnings
-from fishleg.runs.sources import describe_error
+from fishleg.runs.sources import no_exit
 from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
 from fishleg.runtime.replay import Replayable
 
@@ -136,7 +136,7 @@ class Run:
             ToolError: The directory is in use, or something that the run needs has failed.
         """
         try:
-            with claimed(self.directory, new=self.fresh):
+            with no_exit(), claimed(self.directory, new=self.fresh):
                 if self.fresh:  # before anything is written: data or a metric may be at fault
                     with capture_warnings(self.run_log.warn):
                         self._dense = self._evaluate_dense()
@@ -145,8 +145,6 @@ class Run:
                         f"another process has worked on {self.directory} since it was read: resume it again"
                     )
                 self._work()
-        except SystemExit as error:  # in the user's code; it must not look like success
-            raise ToolError(f"the run has not ended: {describe_error(error)}") from error
         finally:
             self.run_log.close()
         return self.record

@@ -5,12 +5,13 @@ No code is called except the functions that the user names.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -93,10 +94,10 @@ def untrusted_code(specs: Mapping[str, str | None], base: Path) -> str | None:
         if place.endswith(".py"):
             code = (base / place).resolve()
         else:
-            found = PathFinder.find_spec(place.split(".")[0], [str(base), *sys.path])
-            if found is None or found.origin is None or found.origin in ("built-in", "frozen"):
+            found = PathFinder.find_spec(place.split(".")[0], [str(base)])
+            if found is None:  # it comes from Python's own search path, which is the user's
                 continue
-            code = Path(found.origin).resolve()
+            code = Path(found.origin or base / place).resolve()
         if not any(folder in code.parents for folder in (here, *_LIBRARIES)):
             return f"{option} = {spec!r}, which is {code}"
     return None
@@ -164,6 +165,22 @@ def describe_error(error: BaseException) -> str:
     theirs = [f for f in frames if not any(path in Path(f.filename).parents for path in _LIBRARIES)] or frames
     place = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+@contextlib.contextmanager
+def no_exit() -> Iterator[None]:
+    """Turn an exit of the user's code inside the `with` block into an error: it must not look like success.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        SourceError: The code has called `sys.exit`.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise SourceError(f"the work was ended by {describe_error(error)}") from error
 
 
 def _find_workload(spec: str) -> Workload | None:

@@ -1,0 +1,276 @@
+"""Nothing goes wrong without a word: data that are not finite, exits in user code, changes before resuming."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from killing import loader, make_model
+from small_runs import QUICK_RUN
+from torch import nn
+
+from fishleg import Categorical, runs
+from fishleg.runs.directory import RECIPE, RUN, read_record
+from fishleg.runs.errors import ToolError
+from fishleg.runs.metrics import Evaluator, NonFiniteOutputs
+from fishleg.runs.recipe import make_recipe
+from fishleg.runs.sources import Data, untrusted_code
+
+OPTIONS = {
+    "model": "mine", "samples": 16, "sub_batch": 8, "sparsities": [0.3, 0.6], "out": "run",
+    "method": "magnitude",
+}  # fmt: skip
+
+
+class StopAfterFirstStage:
+    def event(self, event):
+        if event["event"] == "stage":
+            raise KeyboardInterrupt
+
+    def close(self):
+        pass
+
+
+def batches(count: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    x = [torch.randn(8, 1, 4, 4, generator=generator) for _ in range(count)]
+    return [(inputs, inputs.flatten(1)[:, :3].argmax(1)) for inputs in x]
+
+
+# -- evaluation
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("custom", [False, True])
+def test_a_late_batch_that_is_not_finite_is_named(value, custom):
+    data = batches()
+    data[4][0][0, 0, 0, 0] = value
+
+    def metric(model, loader):
+        return sum(float(model(x).sum()) for x, _ in loader)
+
+    evaluator = Evaluator(data, Categorical(), custom=metric if custom else None)
+    with pytest.raises(ToolError, match="batch 5 of the data to evaluate on holds NaN or Inf in its inputs"):
+        evaluator(make_model())
+
+
+class NaNAtSix(nn.Module):
+    """Outputs NaN where the first input is above a bound."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.inner(x) + torch.where(x[:, :1] > 100, torch.nan, 0.0)
+
+
+@pytest.mark.parametrize("custom", [False, True])
+def test_late_outputs_that_are_not_finite_are_named(custom):
+    data = batches()
+    data[5][0][0, 0, 0, 0] = 1000.0
+
+    def metric(model, loader):
+        return sum(float(model(x).nan_to_num().sum()) for x, _ in loader)
+
+    evaluator = Evaluator(data, Categorical(), custom=metric if custom else None)
+    match = (
+        "outputs hold NaN" if custom else "batch 6 of the data to evaluate on: the model's outputs are not"
+    )
+    with pytest.raises(NonFiniteOutputs, match=match):
+        evaluator(NaNAtSix())
+
+
+def test_a_late_batch_that_the_model_cannot_be_called_on_is_named():
+    data = [*batches(), (torch.zeros(8, 1, 3, 3), torch.zeros(8, dtype=torch.long))]
+    with pytest.raises(ToolError, match="batch 7 of the data to evaluate on: the model cannot be called"):
+        Evaluator(data, Categorical())(make_model())
+
+
+def test_progress_is_told_batch_by_batch():
+    evaluator, heard = Evaluator(batches(), Categorical(), most_batches=4), []
+    evaluator.on_batch = lambda done, total: heard.append((done, total))
+    evaluator(make_model())
+    assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+# -- user code that ends the process
+
+
+class Leaves:
+    """A loader that calls sys.exit(0) at its n-th pass."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.passes = at, 0
+
+    def __iter__(self):
+        self.passes += 1
+        for place, batch in enumerate(batches()):
+            if self.passes >= self.at and place == 1:
+                sys.exit(0)
+            yield batch
+
+
+def test_an_exit_in_the_loader_is_an_error(tmp_path):
+    passes = Leaves(10**9)
+    runs.start(make_recipe(OPTIONS), model=make_model(), data=Data(passes), base=tmp_path).execute()
+    found = []
+    for at in range(1, passes.passes + 1):
+        out = f"run-{at}"
+        recipe, data = make_recipe({**OPTIONS, "out": out}), Data(Leaves(at))
+        with pytest.raises(ToolError, match="SystemExit"):
+            runs.start(recipe, model=make_model(), data=data, base=tmp_path).execute()
+        if (tmp_path / out).exists():
+            found.append(read_record(tmp_path / out)["status"])
+    assert found
+    assert set(found) == {"failed"}
+
+
+# -- what has changed before a resume
+
+
+def interrupt(tmp_path: Path, model: nn.Module, data: Data, **options: object) -> Path:
+    recipe = make_recipe({**OPTIONS, **options})
+    with pytest.raises(runs.Interrupted):
+        runs.start(recipe, model=model, data=data, base=tmp_path, listeners=[StopAfterFirstStage()]).execute()
+    return tmp_path / "run"
+
+
+def warnings_of(record: dict) -> list[str]:
+    told = ("differs from", "differ from", "was edited")
+    return [text for text in record["warnings"] if any(word in text for word in told)]
+
+
+def test_a_resumed_run_with_everything_as_before_warns_of_nothing(tmp_path):
+    directory = interrupt(tmp_path, make_model(), Data(loader(), None, loader()))
+    record = runs.resume(directory, model=make_model(), data=Data(loader(), None, loader())).execute()
+    assert warnings_of(record) == []
+
+
+@pytest.mark.parametrize("which", ["calibration", "evaluation", "training"])
+def test_other_data_are_noticed(tmp_path, which):
+    gradual = {"mode": "gradual", "steps": 2} if which == "training" else {}
+    good, other = batches(), [(x + 0.01, y) for x, y in batches()]
+    directory = interrupt(tmp_path, make_model(), Data(good, good, good), **gradual)
+    named = {"calibration": good, "train": good, "evaluation": good}
+    named["train" if which == "training" else which] = other
+    record = runs.resume(directory, model=make_model(), data=Data(**named)).execute()
+    told = warnings_of(record)
+    assert len(told) == 1
+    assert f"the first batch of the {which} data differs" in told[0]
+    assert any(which in line for line in (directory / "report.html").read_text().splitlines())
+
+
+def test_another_activation_function_is_noticed(tmp_path):
+    directory = interrupt(tmp_path, make_model(), Data(batches()))
+    model = make_model()
+    model[6] = nn.ReLU()
+    record = runs.resume(directory, model=model, data=Data(batches())).execute()
+    assert len(warnings_of(record)) == 1
+    assert "the dense model's outputs on the first batch differ" in warnings_of(record)[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("[0.3, 0.6]", "[0.3, 0.7]"), ('"magnitude"', '"diagonal"'), ("samples = 16", "samples = 17")],
+)
+def test_an_edited_recipe_is_refused_where_it_changes_the_result(tmp_path, old, new):
+    directory = interrupt(tmp_path, make_model(), Data(batches()))
+    text = (directory / RECIPE).read_text()
+    assert old in text
+    (directory / RECIPE).write_text(text.replace(old, new))
+    with pytest.raises(ToolError, match=r"recipe.toml was edited after the run began: \w+ was .* and is"):
+        runs.resume(directory, model=make_model(), data=Data(batches()))
+
+
+def test_an_edited_recipe_is_told_where_it_does_not(tmp_path, caplog):
+    directory = interrupt(tmp_path, make_model(), Data(batches()))
+    text = (directory / RECIPE).read_text()
+    (directory / RECIPE).write_text(text.replace("keep = 3", "keep = 4"))
+    record = runs.resume(directory, model=make_model(), data=Data(batches())).execute()
+    assert "keep was 3 and is 4" in caplog.text
+    assert record["status"] == "finished"
+
+
+# -- whose code runs
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Path:
+    """The current directory is one folder, and a run with its code is in another one."""
+    for name in ("here", "theirs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "theirs" / "net.py").write_text("from pathlib import Path\nPath('owned').touch()\n")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "theirs"
+
+
+def foreign_run(folder: Path, **specs: str) -> Path:
+    directory = folder / "run"
+    directory.mkdir()
+    sections = make_recipe({**QUICK_RUN, **specs}).sections()
+    record = {
+        "base": str(folder),
+        "warnings": [],
+        "checkpoints": 0,
+        "status": "interrupted",
+        "recipe": sections,
+    }
+    (directory / RUN).write_text(json.dumps(record))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        {"model": "net.py:make"},
+        {"model": "../theirs/net.py:make"},
+        {"model": "net:make"},
+        {"model": "workload:digits", "data": "net.py:loader"},
+        {"model": "workload:digits", "eval_data": "net.py:loader"},
+        {"model": "workload:digits", "metric": "net.py:score"},
+        {"model": "workload:digits", "forward": "net.py:call"},
+    ],
+)
+def test_code_from_elsewhere_needs_trust(elsewhere, specs):
+    directory = foreign_run(elsewhere, **specs)
+    with pytest.raises(ToolError, match=r"neither below the current directory nor installed: .*--trust"):
+        runs.resume(directory)
+    assert not (elsewhere.parent / "here" / "owned").exists()
+    with pytest.raises(ToolError, match=r"net|workload"):
+        runs.resume(directory, trust=True)
+    assert (elsewhere.parent / "here" / "owned").exists()
+
+
+def test_a_link_to_code_elsewhere_needs_trust(elsewhere):
+    here = elsewhere.parent / "here"
+    (here / "net.py").symlink_to(elsewhere / "net.py")
+    assert untrusted_code({"model": "net.py:make"}, here) is not None
+
+
+def test_code_below_the_current_directory_and_installed_code_is_trusted(elsewhere):
+    here = elsewhere.parent / "here"
+    (here / "sub").mkdir()
+    (here / "sub" / "net.py").touch()
+    for spec in (
+        "sub/net.py:make",
+        "torch.nn:Linear",
+        "json:loads",
+        "workload:digits",
+        "fishleg.workloads:x",
+    ):
+        assert untrusted_code({"model": spec, "data": None}, here) is None
+    assert untrusted_code({"model": "net:make"}, here / "sub") is None
+
+
+def test_files_beside_a_run_do_not_take_the_place_of_installed_modules(elsewhere):
+    (elsewhere / "colorsys.py").write_text("from pathlib import Path\nPath('owned').touch()\n")
+    assert untrusted_code({"model": "colorsys:make"}, elsewhere) is not None
+    (elsewhere / "evil_helper.py").write_text("")
+    before = list(sys.path)
+    from fishleg.runs.sources import find_function
+
+    find_function("json:loads", "model", elsewhere)
+    assert sys.path == before
