@@ -270,7 +270,13 @@ def broken_runs(folder: Path) -> None:
     (variant("baseless") / "run.json").write_text('{"status": "running"}')
     (variant("no-dense") / "dense.ckpt").unlink()
     (variant("cut-dense") / "dense.ckpt").write_bytes(b"cut")
-    (variant("no-recipe") / "recipe.toml").unlink()
+    without = variant("no-recipe")
+    (without / "recipe.toml").unlink()
+    record = json.loads((without / "run.json").read_text())
+    del record["recipe"]
+    (without / "run.json").write_text(json.dumps(record))
+    edited = variant("edited") / "recipe.toml"
+    edited.write_text(edited.read_text().replace("sparsity = 0.5", "sparsity = 0.6"))
     (variant("bad-recipe") / "recipe.toml").write_text("[schedule]\nsparsity = 2.0\n")
     for path in (variant("damaged") / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-7])

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from wrong_inputs import PRUNE, RUN, SENSITIVITY, WRONG_INPUTS
 
 from fishleg.cli.commands import main
+from fishleg.runs.directory import LOCK
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes | None]]:
@@ -93,7 +94,7 @@ def test_a_run_that_another_process_works_on_is_left_alone(work: Path, tmp_path:
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "status": "running"}))
     # a process of its own: one and the same may take the lock as often as it likes
-    code = f"import fcntl, time; f = open({str(run / 'lock')!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); "
+    code = f"import fcntl, time; f = open({str(run / LOCK)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); "
     other = subprocess.Popen(
         [sys.executable, "-c", code + "print('locked', flush=True); time.sleep(60)"], stdout=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Nothing goes wrong without a word: data that are not finite, exits in user code, changes before resuming."""
+"""Nothing goes wrong without a word: data that are not finite, exits in user code, changes."""
 
 import json
 import sys

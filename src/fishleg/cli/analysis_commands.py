@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fishleg.cli.flags import Sections, flags_given, recipe_options
-from fishleg.cli.group import ERROR, json_option, recipe_of, recipe_option
+from fishleg.cli.group import ERROR, json_option, recipe_of, recipe_option, trust_option
+from fishleg.cli.output import ResultsCommand, show
+from fishleg.formats.files import to_json
 from fishleg.runs.errors import ToolError
 
 _SENSITIVITY_HELP = """Predict how much loss each layer of MODEL costs if it alone is pruned.
@@ -35,11 +36,12 @@ _EVAL_HELP = """Measure the accuracy (or the loss) of a model.
 
 \b
 The final model of a run:
-  fishleg eval --run fishleg-run
+  fishleg eval fishleg-run
 A model with given weights, which may be packed:
   fishleg eval net.py:make --weights fishleg-run/packed.safetensors --eval-data data.py:test
 
-For MODEL and the data see `fishleg prune --help`.
+MODEL is the directory of a run, or a function as in `fishleg prune --help`, which also explains the data.
+A run's directory names code, which runs: look at a directory from elsewhere before you use --trust.
 """
 
 
@@ -68,10 +70,10 @@ def sensitivity(
     result = analyse(recipe_of(model, recipe_file, options))
     if picture is not None:
         result.draw(picture)
-    click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
+    show(to_json(result.as_dict()) if as_json else result.table())
 
 
-@click.command(help=_INSPECT_HELP, short_help="Show what is in a checkpoint or a run.")
+@click.command(cls=ResultsCommand, help=_INSPECT_HELP, short_help="Show what is in a checkpoint or a run.")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--pattern", metavar="N:M",
@@ -84,7 +86,7 @@ def inspect(ctx: click.Context, path: Path, pattern: str | None, as_json: bool) 
     from fishleg.runs.inspection import inspect_path
 
     found = inspect_path(path, pattern)
-    click.echo(json.dumps(found.as_dict(), indent=1) if as_json else found.table())
+    show(to_json(found.as_dict()) if as_json else found.table())
     if found.holds is False:
         ctx.exit(ERROR)
 
@@ -93,26 +95,39 @@ def inspect(ctx: click.Context, path: Path, pattern: str | None, as_json: bool) 
 @click.argument("model", required=False)
 @recipe_options("model", "data", only=("device", "threads"))
 @click.option(
-    "--run", "directory", type=click.Path(path_type=Path), help="Measure the final model of this run."
+    "--run",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="The same as MODEL, for the directory of a run.",
 )
 @recipe_option
+@trust_option
 @json_option
 def evaluate(
-    model: str | None, recipe_file: str | None, directory: Path | None, as_json: bool, **options: Any
+    model: str | None,
+    recipe_file: str | None,
+    directory: Path | None,
+    trust: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """The command `fishleg eval`.
 
     Raises:
-        ToolError: --run comes with other arguments, or the model cannot be evaluated.
+        ToolError: A run comes with other arguments, or the model cannot be evaluated.
     """
     from fishleg.runs.inspection import evaluate_recipe, evaluate_run
 
+    if directory is None and model and Path(model).is_dir():
+        directory, model = Path(model), None
     if directory is not None:
         if any([model, recipe_file, *flags_given(options)]):
-            raise ToolError("--run names the model, its data and all options: leave out everything else")
-        result = evaluate_run(directory)
+            raise ToolError(
+                f"the run in {directory} names the model, its data and all options: leave out everything else"
+            )
+        result = evaluate_run(directory, trust=trust)
     else:
         result = evaluate_recipe(recipe_of(model, recipe_file, options))
     percentages = ("accuracy", "agreement")
     lines = [f"{k}: {100 * v:.2f} %" if k in percentages else f"{k}: {v:.4g}" for k, v in result.items()]
-    click.echo(json.dumps(result) if as_json else "\n".join(lines))
+    show(to_json(result, indent=None) if as_json else "\n".join(lines))

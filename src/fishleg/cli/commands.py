@@ -5,7 +5,6 @@ A command imports torch only when it runs, so that `fishleg --help` answers at o
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -13,7 +12,9 @@ import click
 import fishleg
 from fishleg.cli.analysis_commands import evaluate, inspect, sensitivity
 from fishleg.cli.group import CommandGroup, json_option
+from fishleg.cli.output import ResultsCommand, show
 from fishleg.cli.run_commands import compare, prune, resume
+from fishleg.formats.files import to_json
 from fishleg.runs.errors import ToolError
 
 _HELP = """Prune PyTorch models with second-order information.
@@ -77,14 +78,16 @@ def _check_directory(out: Path) -> None:
         raise ToolError(f"out: {out} cannot be written, {existing} is a file, not a directory")
 
 
-@click.command(help=_DOCTOR_HELP, short_help="Show what is installed and what is missing.")
+@click.command(
+    cls=ResultsCommand, help=_DOCTOR_HELP, short_help="Show what is installed and what is missing."
+)
 @json_option
 def doctor(as_json: bool) -> None:
     """The command `fishleg doctor`."""
     from fishleg.cli.doctor import diagnose, table
 
     found = diagnose()
-    click.echo(json.dumps(found, indent=1) if as_json else table(found))
+    show(to_json(found) if as_json else table(found))
 
 
 for command in (prune, resume, compare, sensitivity, inspect, evaluate, demo, doctor):

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from fishleg.options.declaration import is_list, plain_types, type_text
+from fishleg.cli.output import ResultsCommand
+from fishleg.options.declaration import as_share, is_list, plain_types, type_text
 from fishleg.runs.errors import ToolError
 from fishleg.runs.recipe import FIELDS, SECTIONS
 
@@ -24,7 +25,7 @@ _TITLES = {
 }
 
 
-class Sections(click.Command):
+class Sections(ResultsCommand):
     """A command whose help shows the options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -149,9 +150,6 @@ def flags_given(options: dict[str, Any]) -> dict[str, Any]:
 def _number(name: str, text: str, declared: dataclasses.Field[Any]) -> int | float:
     whole = "float" not in plain_types(declared)
     try:
-        return int(text) if whole else float(text)
+        return int(text) if whole else float(as_share(text) if declared.metadata["share"] else text)
     except ValueError:
-        hint = ""
-        if name == "sparsity" and text.endswith("%") and text[:-1].replace(".", "", 1).isdigit():
-            hint = f"; for {text[:-1]} % write {float(text[:-1]) / 100:g}"
-        raise ToolError(f"{flag_name(name)} must be {type_text(declared)}, got {text!r}{hint}") from None
+        raise ToolError(f"{flag_name(name)} must be {type_text(declared)}, got {text!r}") from None

@@ -10,6 +10,7 @@ import click
 
 from fishleg.cli.flags import flags_given
 from fishleg.options.declaration import nearest
+from fishleg.options.error_text import error_text
 from fishleg.runs.errors import Interrupted, ToolError
 from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
 
@@ -22,6 +23,11 @@ recipe_option = click.option(
     help="Read options from a .toml, .yaml or .json file. Flags override it.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+trust_option = click.option(
+    "--trust",
+    is_flag=True,
+    help="Run the code that the run names even if it is neither below the current directory nor installed.",
+)
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress, only warnings.")
 
 
@@ -50,7 +56,7 @@ class CommandGroup(click.Group):
         except (Interrupted, KeyboardInterrupt) as error:
             click.echo(str(error) or "interrupted before anything was written", err=True)
             ctx.exit(INTERRUPTED)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an exit of the user's code must not look like success
             if ctx.params.get("debug"):
                 traceback.print_exc()
             click.echo(f"error: {_message(error)}", err=True)
@@ -82,10 +88,8 @@ class CommandGroup(click.Group):
         return list(self.commands)
 
 
-def _message(error: Exception) -> str:
-    text = str(error).strip()
-    if "Traceback" in text:  # a worker of a DataLoader sends its whole traceback
-        text = text.splitlines()[-1]
+def _message(error: BaseException) -> str:
+    text = error_text(error)
     if isinstance(error, (ToolError, ValueError)):
         return text
     return f"{type(error).__name__}: {text} (for the traceback: fishleg --debug ...)"

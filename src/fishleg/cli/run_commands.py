@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fishleg.cli.flags import Sections, recipe_options
-from fishleg.cli.group import json_option, quiet_option, recipe_of, recipe_option
+from fishleg.cli.group import json_option, quiet_option, recipe_of, recipe_option, trust_option
+from fishleg.cli.output import ResultsCommand, show
+from fishleg.formats.files import to_json
 from fishleg.runs.recipe import SECTIONS
 
 if TYPE_CHECKING:
@@ -56,7 +57,11 @@ _RESUME_HELP = """Continue an interrupted run from its last checkpoint.
 \b
   fishleg resume fishleg-run
 
-DIRECTORY is the --out of the run. The result is the same as without the interruption.
+DIRECTORY is the --out of the run. The result is the same as without the interruption. If data, model or
+machine have changed since the run began, a warning says so.
+
+The recipe in DIRECTORY names code, which runs. Code that is neither below the current directory nor installed
+runs only with --trust: look at a directory that comes from elsewhere first.
 """
 
 _COMPARE_HELP = """Prune MODEL with several methods, and print one table.
@@ -86,22 +91,23 @@ def prune(
     recipe = recipe_of(model, recipe_file, options)
     if print_recipe:
         recipe.check()
-        click.echo(recipe.to_toml(), nl=False)
+        show(recipe.to_toml().rstrip("\n"))
         return
     from fishleg.runs import launch as runs
 
     _execute(runs.start(recipe, command=f"fishleg {shlex.join(sys.argv[1:])}"), as_json, quiet)
 
 
-@click.command(help=_RESUME_HELP, short_help="Continue an interrupted run.")
+@click.command(cls=ResultsCommand, help=_RESUME_HELP, short_help="Continue an interrupted run.")
 @click.argument("directory", type=click.Path(path_type=Path))
+@trust_option
 @json_option
 @quiet_option
-def resume(directory: Path, as_json: bool, quiet: bool) -> None:
+def resume(directory: Path, trust: bool, as_json: bool, quiet: bool) -> None:
     """The command `fishleg resume`."""
     from fishleg.runs import launch as runs
 
-    _execute(runs.resume(directory), as_json, quiet)
+    _execute(runs.resume(directory, trust=trust), as_json, quiet)
 
 
 def _execute(run: Run, as_json: bool, quiet: bool) -> None:
@@ -109,7 +115,7 @@ def _execute(run: Run, as_json: bool, quiet: bool) -> None:
 
     run.listen(WarningsOnly() if quiet else make_display(run.evaluator.unit, run.evaluator.name))
     record = run.execute()
-    click.echo(json.dumps(record, indent=1) if as_json else f"{run.directory / 'report.html'}")
+    show(to_json(record) if as_json else f"{run.directory / 'report.html'}")
 
 
 @click.command(
@@ -132,7 +138,7 @@ def compare(model: str | None, methods: str, recipe_file: str | None, as_json: b
     recipe = recipe_of(model, recipe_file, {**options, "method": next(iter(EMPIRICAL_METHODS))})
     names = [name.strip() for name in methods.split(",") if name.strip()]
     result = compare_methods(recipe, names, on_run=_show_run)
-    click.echo(json.dumps(result.as_dict(), indent=1) if as_json else result.table())
+    show(to_json(result.as_dict()) if as_json else result.table())
 
 
 def _show_run(run: Run) -> None:

@@ -31,6 +31,7 @@ def option(
     choices: Iterable[str] = (),
     accepts: Callable[[Any], bool] | None = None,
     flags: tuple[str, ...] = (),
+    share: bool = False,
 ) -> Any:
     """Declare a field of an option dataclass.
 
@@ -43,11 +44,14 @@ def option(
         accepts: Tells which values are accepted beside those of the annotated plain types, for instance
             a `Pattern` object where the plain type is a text.
         flags: Short flags of the command line, for instance `("-s",)`.
+        share: Whether the number is a share, which may also be written as a percentage, for instance `90%`.
 
     Returns:
         A dataclass field with the declaration as its metadata.
     """
-    metadata = {"help": help, "rule": rule, "choices": choices, "accepts": accepts, "flags": flags}
+    metadata = {
+        "help": help, "rule": rule, "choices": choices, "accepts": accepts, "flags": flags, "share": share,
+    }  # fmt: skip
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -183,6 +187,9 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> Any:
     if (value is None and is_optional(field)) or (accepts is not None and accepts(value)):
         return value
     kinds = plain_types(field)
+    if field.metadata["share"]:
+        several = is_list(field) and isinstance(value, (list, tuple))
+        value = [as_share(item) for item in value] if several else as_share(value)
     if is_list(field):
         return _check_list(field, value, kinds)
     if hasattr(value, "tolist"):
@@ -203,6 +210,27 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> Any:
             f"{field.name} must be {rule_text(field)}, got {value!r}{_percent_hint(field, value)}"
         )
     return float(value) if kinds == ["float"] else value
+
+
+def as_share(value: Any) -> Any:
+    """Read a share that is written as a percentage.
+
+    >>> as_share("90%"), as_share(0.9), as_share("ninety")
+    (0.9, 0.9, 'ninety')
+
+    Args:
+        value: A number, or a text such as `90%`.
+
+    Returns:
+        The share as a number; any other value as it is.
+    """
+    if not isinstance(value, str) or not value.strip().endswith("%"):
+        return value
+    try:
+        # 58 / 100 and 0.58 are the same number; 58 * 0.01 is not
+        return float(value.strip()[:-1]) / 100
+    except ValueError:
+        return value
 
 
 def _check_list(field: dataclasses.Field[Any], value: Any, kinds: list[str]) -> tuple[Any, ...]:
@@ -285,7 +313,7 @@ def _number_hint(value: Any, kinds: list[str]) -> str:
 def _percent_hint(field: dataclasses.Field[Any], value: Any) -> str:
     """Return a hint on how to write a percentage where a fraction is expected."""
     if field.metadata["rule"] in ("(0, 1)", "[0, 1)") and 1 < _as_float(value) < 100:
-        return f"; for {value:g} % write {float(value) / 100:g}"
+        return f"; for {value:g} % write {float(value) / 100:g} or {value:g}%"
     return ""
 
 

@@ -41,6 +41,7 @@ class FineTuningOptions:
         0.0,
         "Lower limit of the loss that training is assumed to regain; larger values give larger steps.",
         rule="[0, 1)",
+        share=True,
     )
     update_every: int = option(10, "Training steps per auxiliary step of Q.", rule=">= 1")
     distill: bool = option(False, "Train towards the dense model's outputs; needs no labels.")

@@ -107,6 +107,7 @@ class PruningOptions:
         0.2,
         "Every weight tensor keeps at least this fraction of the mean share of kept weights.",
         rule="[0, 1)",
+        share=True,
     )
     compensation: str = option(
         "joint", "How the kept weights make up for the removed ones.", choices=COMPENSATIONS

@@ -60,21 +60,24 @@ class ScheduleOptions:
 
     sparsity: float | None = option(
         None,
-        "Fraction of the prunable weights (with pattern rows: of the rows) to remove; "
+        "Share of the prunable weights (with pattern rows: of the rows) to remove, 0.9 or 90%; "
         "default: 1 - N/M for an N:M pattern, else 0.9.",
         rule="(0, 1)",
         flags=("-s",),
+        share=True,
     )
-    sparsities: Sequence[float] = option((), "Instead of sparsity: the sparsity after each stage.")
+    sparsities: Sequence[float] = option(
+        (), "Instead of sparsity: the sparsity after each stage.", share=True
+    )
     max_drop: str | float | None = option(
         None,
-        "Instead of sparsity: find the largest one at which the metric drops by at most this, e.g. 1%.",
+        "Instead of sparsity: find the largest one at which the metric drops by at most this, 0.01 or 1%.",
     )
     max_params: int | None = option(
         None, "Instead of sparsity: the largest number of parameters to keep.", rule=">= 1"
     )
     max_flops: str | float | None = option(
-        None, "Instead of sparsity: the largest number of multiply-adds per example, or a share, e.g. 40%."
+        None, "Instead of sparsity: the largest number of multiply-adds per example, or a share, 0.4 or 40%."
     )
     mode: str = option(
         "staged",
@@ -126,26 +129,27 @@ class RunOptions:
 
 
 def amount(name: str, value: str | float) -> tuple[float, bool]:
-    """Read a budget such as `1%`, 0.01 or 12000000.
+    """Read a budget such as `1%`, 0.01 or 12000000. A number below 1 is a share.
 
     Args:
-        name: The option, for messages; `max_drop` is always a fraction.
+        name: The option, for messages; `max_drop` is always a share.
         value: What was given.
 
     Returns:
-        The number, and whether it is a fraction.
+        The number, and whether it is a share.
 
     Raises:
-        OptionError: It is no number, not positive, or a fraction of 1 or more.
+        OptionError: It is no number, not positive, or a share of 1 or more.
     """
     text = str(value).strip()
     try:
         number = float(text.removesuffix("%"))
     except ValueError:
         raise OptionError(f"{name} must be a number or a percentage such as 1%, got {value!r}") from None
-    relative = text.endswith("%") or name == "max_drop"
     number = number / 100 if text.endswith("%") else number
+    relative = text.endswith("%") or name == "max_drop" or 0 < number < 1
     if not (math.isfinite(number) and number > 0) or (relative and number >= 1):
         rule = "in (0 %, 100 %)" if relative else "> 0"
-        raise OptionError(f"{name} must be {rule}, got {value!r}")
+        hint = f"; for {text} % write {text}%" if not text.endswith("%") and 1 <= number < 100 else ""
+        raise OptionError(f"{name} must be {rule}, got {value!r}{hint}")
     return number, relative

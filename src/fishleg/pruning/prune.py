@@ -24,7 +24,7 @@ from fishleg.runtime.random_state import seeded
 def prune(
     model: nn.Module,
     loader: Iterable[Any],
-    sparsity: float | Sequence[float] | None = None,
+    sparsity: float | str | Sequence[float | str] | None = None,
     *,
     pattern: Pattern | str | None = None,
     method: str | None = None,
@@ -50,8 +50,8 @@ def prune(
     Args:
         model: The trained model.
         loader: Calibration batches. Inputs suffice, except for mode "gradual" without distillation.
-        sparsity: The fraction of the prunable weights to remove, or the list of the sparsities after each
-            stage. Default: all that an N:M pattern asks for, else 0.9.
+        sparsity: The share of the prunable weights to remove (0.9 or "90%"), or the list of the sparsities
+            after each stage. Default: all that an N:M pattern asks for, else 0.9.
         pattern: What is removed together: "global", "layer", "2:4" (any N:M), "block:4", "rows" or a
             `Pattern`. Default: "global".
         method: Which Q scores and compensates. Default: "fishleg".
@@ -89,7 +89,8 @@ def prune(
     surgeon = session.surgeon
     present = surgeon.weights.share_of_zeros
     targets = plan_schedule(sparsity, surgeon.pattern, mode, stages, start=present)
-    surgeon.check_removes(targets[0] if isinstance(as_number(sparsity), Sequence) else targets[-1])
+    listed = isinstance(as_number(sparsity), Sequence) and not isinstance(sparsity, str)
+    surgeon.check_removes(targets[0] if listed else targets[-1])
     report = _to_stderr if progress is None else progress
     with gradients_enabled(), seeded(seed, loader, train_loader):  # for shuffling and dropout
         for event in session.run(targets):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+from fishleg.options.declaration import as_share
 from fishleg.options.names import SCHEDULES
 from fishleg.pruning.masks import SPARSE
 from fishleg.pruning.patterns import Pattern
@@ -134,7 +135,7 @@ def as_sparsity(value: object) -> float:
     """Return a number in (0, 1) as a Python float.
 
     Args:
-        value: A number of Python, NumPy or torch.
+        value: A number of Python, NumPy or torch, or a percentage such as `90%`.
 
     Returns:
         The number.
@@ -142,7 +143,7 @@ def as_sparsity(value: object) -> float:
     Raises:
         ValueError: It is no number in (0, 1).
     """
-    number = as_number(value)
+    number = as_share(as_number(value))
     if isinstance(number, bool) or not isinstance(number, Real) or not 0 < float(number) < 1:
         raise ValueError(f"sparsity must be in (0, 1), got {number!r}")
     return float(number)

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fishleg.options.declaration import nearest
+from fishleg.options.error_text import error_text
 from fishleg.runs.errors import ToolError
 from fishleg.workloads.registry import WORKLOADS, Workload
 
@@ -164,7 +165,7 @@ def describe_error(error: BaseException) -> str:
     frames = [f for f in frames if own not in Path(f.filename).parents]
     theirs = [f for f in frames if not any(path in Path(f.filename).parents for path in _LIBRARIES)] or frames
     place = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {error_text(error)}{place}"
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fishleg.options.error_text import error_text
 from fishleg.runtime.loaders import iterate
 from fishleg.runtime.random_state import RandomStream, loader_generators, loader_parts
 from fishleg.runtime.tensors import digest
@@ -74,10 +75,9 @@ class Replayable:
                 except StopIteration:
                     break
                 except Exception as error:
-                    reason = (str(error).strip().splitlines() or [""])[-1]
                     raise LoaderError(
                         f"the loader failed at batch {self.place + 1} of pass {self.passes}: "
-                        f"{type(error).__name__}: {reason}"
+                        f"{type(error).__name__}: {error_text(error)}"
                     ) from error
             self.place, self._last = self.place + 1, batch
             if self.place < skip:
