@@ -14,10 +14,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "runs"))
 
-from killing import in_child, kill_in_call, kill_often, warm_up, work
-from test_resume import MODES, model_bytes, recipe_for
+from killing import MODES, in_child, kill_in_call, kill_often, model_bytes, recipe_for, warm_up, work
 
 from fishleg.formats.files import write_json
 

@@ -8,36 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import in_child, kill_in_call, kill_often, warm_up, work
+from killing import MODES, in_child, kill_in_call, kill_often, model_bytes, recipe_for, warm_up, work
 
 from fishleg.formats import checkpoint
-from fishleg.runs.recipe import Recipe, make_recipe
 
 pytestmark = pytest.mark.slow  # each mode is run to its end several times
-
-MODES = {
-    "staged": {"sparsity": 0.8, "stages": 3, "batchnorm_batches": 2},
-    "fishleg": {
-        "mode": "gradual", "sparsities": [0.4, 0.7], "steps": 5, "update_every": 2, "refine_steps": 2,
-    },
-    "sgd": {"mode": "gradual", "sparsities": [0.4, 0.7], "steps": 5, "optimizer": "sgd", "distill": True},
-    "baseline": {"mode": "gradual", "sparsities": [0.5, 0.7], "steps": 3, "method": "magnitude"},
-    "search": {"max_drop": "20%", "stages": 2, "mode": "gradual", "optimizer": "adam", "steps": 3},
-}  # fmt: skip
-
-
-def recipe_for(mode: str, out: str) -> Recipe:
-    common = {
-        "model": "killing:make_model", "data": "killing:loader", "samples": 16, "sub_batch": 8, "out": out,
-        "checkpoint_minutes": 1e-6,
-    }  # fmt: skip
-    return make_recipe(common, MODES[mode])
-
-
-def model_bytes(directory: Path) -> bytes:
-    """The weights as written, without the header (it names the out directory)."""
-    data = (directory / "model.safetensors").read_bytes()
-    return data[8 + int.from_bytes(data[:8], "little") :]
 
 
 def record_of(directory: Path) -> dict[str, Any]:
