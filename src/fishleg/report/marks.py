@@ -24,7 +24,7 @@ def mark(kind: str, x: float, y: float, title: str, extra: str = "") -> str:
     """Draw one point of a chart.
 
     Args:
-        kind: dot, ring, diamond, cross, down or up.
+        kind: dot, ring, square, diamond, cross, down or up.
         x: The horizontal pixel.
         y: The vertical pixel.
         title: The tooltip.
@@ -36,6 +36,7 @@ def mark(kind: str, x: float, y: float, title: str, extra: str = "") -> str:
     shape = {
         "dot": f'<circle cx="{x}" cy="{y}" r="4.5" class="solid"/>',
         "ring": f'<circle cx="{x}" cy="{y}" r="7" class="ring"/>',
+        "square": f'<rect x="{x - 5.5:.2f}" y="{y - 5.5:.2f}" width="11" height="11" class="solid"/>',
         "diamond": f'<path d="M{x} {y - 5.5:.2f}l5.5 5.5-5.5 5.5-5.5-5.5z" class="open"/>',
         "cross": f'<path d="M{x - 5:.2f} {y - 5:.2f}l10 10m0-10l-10 10" class="stroke"/>',
         "down": f'<path d="M{x - 5.5:.2f} {y - 9:.2f}h11l-5.5 9z" class="open"/>',
