@@ -106,19 +106,20 @@ class Progress:
         }.get(kind)
         return None if describe is None else describe(event)
 
-    def _set_metric(self, event: Event) -> None:
+    def _begin(self, event: Event) -> None:
+        self.phase = "starting"
         self.name = event.get("metric_name", self.name)
         self.unit = event.get("metric_unit", self.unit)
 
     def _on_start(self, event: Event) -> str:
-        self._set_metric(event)
+        self._begin(event)
         dense = f"dense {self.name} {self.formatted(event.get('metric'))}"
         stages = event.get("stages")
         planned = f"{stages or '?'} stage{'' if stages == 1 else 's'}"
         return f"{dense}, {event.get('prunable', 0):,} prunable weights, {planned}"
 
     def _on_resume(self, event: Event) -> str:
-        self._set_metric(event)
+        self._begin(event)
         self.fraction = self._fraction_at_start = event.get("fraction", 0.0)
         return f"continuing at sparsity {event.get('sparsity', 0):.1%} (checkpoint {event.get('checkpoint')})"
 

@@ -102,7 +102,8 @@ def _layer_row(
     if has_macs:
         cells.append(f'<td class="amount macs">{"–" if macs is None else count(macs)}</td>')
     if reason:
-        cells.append(f'<td colspan="2" class="reason">not pruned: {escape(str(reason))}</td>')
+        why = escape(str(reason), quote=True)
+        cells.append(f'<td colspan="2" class="reason" title="{why}">not pruned: {why}</td>')
     elif sparsity is None:
         cells.append('<td colspan="2" class="reason">not recorded</td>')
     else:

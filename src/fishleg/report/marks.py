@@ -49,7 +49,8 @@ def legend(*entries: tuple[str, str, str]) -> str:
     """Draw a legend.
 
     Args:
-        *entries: (class of the colour, kind, text). The kind is that of a mark, or line, dash or area.
+        *entries: (class of the colour, kind, text). The kind is that of a mark, or line, dash or area, or
+            "line" and a mark, such as "line dot".
 
     Returns:
         The HTML.
@@ -61,7 +62,9 @@ def legend(*entries: tuple[str, str, str]) -> str:
         elif kind == "area":
             shape = '<rect x="1" y="2" width="18" height="12" class="area"/>'
         else:
-            shape = mark(kind, 10, {"down": 12, "up": 4}.get(kind, 8), text)
+            line, _, kind = kind.rpartition(" ")
+            shape = '<path d="M0 8h20" class="line"/>' if line else ""
+            shape += mark(kind, 10, {"down": 12, "up": 4}.get(kind, 8), text)
         swatch = f'<svg class="{colour}" viewBox="0 0 20 16" width="20" height="16" aria-hidden="true">'
         items.append(f"<li>{swatch}{shape}</svg>{escape(text)}</li>")
     return f'<ul class="key">{"".join(items)}</ul>'

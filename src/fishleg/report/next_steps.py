@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ from html import escape
 from pathlib import Path, PurePath
 from typing import Any
 
-from fishleg.report.record import as_list, prunes_rows
+from fishleg.report.record import prunes_rows
 from fishleg.report.style import figure
 
 _PLAIN, _PACKED, _SMALL = "model.safetensors", "packed.safetensors", "small.safetensors"
@@ -20,8 +21,9 @@ from torch import nn
 model = model.half().cuda()
 for module in model.modules():  # the kernels take Linear layers of these sizes
     if isinstance(module, nn.Linear) and module.out_features % 32 == 0 and module.in_features % 64 == 0:
-        if (module.weight.reshape(-1, 4) != 0).sum(1).max() <= 2:
-            module.weight = nn.Parameter(torch.sparse.to_sparse_semi_structured(module.weight))"""
+        weight = module.weight.detach()
+        if (weight.reshape(-1, 4) != 0).sum(1).max() <= 2:
+            module.weight = nn.Parameter(torch.sparse.to_sparse_semi_structured(weight))"""
 
 
 def next_steps(record: dict[str, Any], directory: str | PurePath) -> list[tuple[str, str]]:
@@ -40,7 +42,7 @@ def next_steps(record: dict[str, Any], directory: str | PurePath) -> list[tuple[
         return [("Continue the run", f"fishleg resume {at}")]
     shrunk = "bytes_small" in record
     steps = [
-        ("Load it in Python", _load(record, PurePath(directory))),
+        *_load(record, PurePath(directory)),
         ("Measure it", f"fishleg eval {at}"),
         ("Fine-tune it", _fine_tune(keeps_zeros=not shrunk)),
         ("Export it to ONNX", f"fishleg export {at} --to model.onnx"),
@@ -78,12 +80,13 @@ def next_steps_section(run: dict[str, Any], directory: str | PurePath | None) ->
     if directory is None:
         return ""
     base = run.get("base")
-    shown = short_path(Path(directory), Path(base)) if isinstance(base, str) and base else str(directory)
+    known = isinstance(base, str) and base != ""
+    shown = short_path(Path(directory), Path(str(base))) if known else str(directory)
     steps = next_steps(run, shown)
     items = "".join(
         f'<li><h3>{escape(title)}</h3><pre tabindex="0">\n{escape(code)}</pre></li>' for title, code in steps
     )
-    reading = f"Commands and code for the directory {base}." if base and shown != str(directory) else ""
+    reading = f"For use in the directory {base}." if known and not Path(shown).is_absolute() else ""
     return figure("What next", reading, f'<ol class="steps">{items}</ol>{_faster(run)}')
 
 
@@ -98,40 +101,45 @@ def _faster(run: dict[str, Any]) -> str:
     )
 
 
-def _load(record: dict[str, Any], directory: PurePath) -> str:
-    make, call = _maker(str(record.get("name") or ""))
+def _load(record: dict[str, Any], directory: PurePath) -> list[tuple[str, str]]:
+    imports, call = _maker(str(record.get("name") or ""))
     shrunk = "bytes_small" in record
-    path = str(directory / (_SMALL if shrunk else _PLAIN))
-    imports = ["import fishleg"] if shrunk else []
-    imports += ["from safetensors.torch import load_file"]
-    lines = [f"state = load_file({path!r})", f"model = {call}"]
+    lines = [*(["import fishleg"] if shrunk else []), "from safetensors.torch import load_file", *imports, ""]
+    state = f"load_file({_quoted(directory / (_SMALL if shrunk else _PLAIN))})"
+    lines.append(f"model = {call}")
     if shrunk:
-        lines.append("fishleg.load_shrunk(model, state)  # cuts the layers down to their kept rows")
-    else:
-        packed = str(directory / _PACKED)
-        lines.append(f"# the same from the small file: state = fishleg.formats.unpack({packed!r})")
-        lines.append("model.load_state_dict(state)")
-        imports.insert(0, "import fishleg.formats")
-    return "\n".join([*imports, *make, "", *lines, "model.eval()"])
+        lines.append(f"fishleg.load_shrunk(model, {state})  # makes the layers as small")
+        return [("Load it in Python", "\n".join([*lines, "model.eval()"]))]
+    lines += [f"model.load_state_dict({state})", "model.eval()"]
+    packed = f"model.load_state_dict(unpack({_quoted(directory / _PACKED)}))"
+    return [
+        ("Load it in Python", "\n".join(lines)),
+        ("Load the packed file instead", f"from fishleg.formats import unpack\n\n{packed}"),
+    ]
+
+
+def _quoted(value: str | PurePath) -> str:
+    """Return a text as it is written in Python code."""
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def _maker(name: str) -> tuple[list[str], str]:
     """Return the imports and the call that build the model which a recipe names."""
     place, _, function = name.rpartition(":")
     if place == "workload":
-        call = f"WORKLOADS[{function!r}].model(trained=False)"
+        call = f"WORKLOADS[{_quoted(function)}].model(trained=False)"
         return ["from fishleg.workloads.registry import WORKLOADS"], call
     module = re.sub("[/\\\\]", ".", place.removesuffix(".py").removeprefix("./"))
     if all(part.isidentifier() for part in (*module.split("."), function)):
         return [f"from {module} import {function}"], f"{function}()"
     if place.endswith(".py"):
-        return ["import runpy", ""], f"runpy.run_path({place!r})[{function!r}]()"
+        return ["import runpy"], f"runpy.run_path({_quoted(place)})[{_quoted(function)}]()"
     return [], "make_model()  # the function that builds your model"
 
 
 def _fine_tune(keeps_zeros: bool) -> str:
     lines = ["import torch", "import fishleg"] if keeps_zeros else ["import torch"]
-    lines += ["", "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)"]
+    lines += ["", "model.train()", "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)"]
     if keeps_zeros:
         lines.append("fishleg.keep_zeros(model, optimizer)  # weights that are zero stay zero")
     return "\n".join([*lines, "# then your own training loop with this optimizer"])

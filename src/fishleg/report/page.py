@@ -92,13 +92,14 @@ def render_report(
         command_section(run),
     ]
     known = as_mapping(run.get("environment")).get("fishleg")
-    return PAGE.format(
+    page = PAGE.format(
         title=escape(name),
         style=STYLE,
         facts=facts(run, events),
         body="\n".join(filter(None, sections)),
         version=f" {escape(str(known))}" if known else "",
     )
+    return page.encode("utf-8", "replace").decode("utf-8")  # a path may hold bytes that are no text
 
 
 def _pair(left: str, right: str) -> str:

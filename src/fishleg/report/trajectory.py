@@ -28,6 +28,10 @@ class _Series:
     points: list[Point]
     joined: bool = False
 
+    @property
+    def has_line(self) -> bool:
+        return self.joined and len(self.points) > 1
+
 
 def metric_section(
     run: dict[str, Any], events: Sequence[Event], steps: Sequence[Step], metric: Metric
@@ -52,7 +56,7 @@ def metric_section(
         series.append(_Series("final model", "c1" if fine_tuned else "c2", "ring", [(at, final, text)]))
     if not series:
         return ""
-    entries = [(s.colour, s.shape, s.name) for s in series]
+    entries = [(s.colour, f"line {s.shape}" if s.has_line else s.shape, s.name) for s in series]
     entries += [("muted", "dash", f"dense model, {metric.text(dense)}")] if dense is not None else []
     reading = (
         f"{'Higher' if metric.higher else 'Lower'} is better. Equal distances on the sparsity axis are equal "
@@ -97,10 +101,10 @@ def _value_range(
     """
     reference = [] if dense is None else [dense]
     values = [v for s in series for _, v, _ in s.points] + reference
-    (lo, hi), clipped = _wanted_range(series, values, reference, metric.higher)
+    lo, hi = _wanted_range(series, values, reference, metric.higher)
     if metric.unit == "%" and min(values) >= 0 and max(values) <= 1:
         lo, hi = _within_percentages(lo, hi)
-    return (lo, hi), clipped
+    return (lo, hi), not all(lo <= value <= hi for value in values)
 
 
 def _within_percentages(lo: float, hi: float) -> tuple[float, float]:
@@ -111,7 +115,7 @@ def _within_percentages(lo: float, hi: float) -> tuple[float, float]:
 
 def _wanted_range(
     series: Sequence[_Series], values: Sequence[float], reference: list[float], higher: bool
-) -> tuple[tuple[float, float], bool]:
+) -> tuple[float, float]:
     lo, hi = padded(values)
     core = [v for s in series if s.shape != "diamond" for _, v, _ in s.points]
     if core and any(s.shape == "dot" for s in series):
@@ -119,8 +123,8 @@ def _wanted_range(
         margin = 3 * (high - low)
         near = (max(lo, high - margin), high) if higher else (low, min(hi, low + margin))
         if near[1] - near[0] < 0.6 * (hi - lo):
-            return near, True
-    return (lo, hi), False
+            return near
+    return lo, hi
 
 
 def _draw(
@@ -148,7 +152,7 @@ def _draw_series(axes: Axes, series: _Series, limits: tuple[float, float], metri
     ordered = sorted(series.points)
     at = [(axes.x(compression(s)), axes.y(min(max(v, lo), hi))) for s, v, _ in ordered]
     parts = [f'<g class="{series.colour}">']
-    if series.joined and len(at) > 1:
+    if series.has_line:
         parts.append(f'<path class="line" d="M{"L".join(f"{x} {y}" for x, y in at)}"/>')
     for (x, y), (_, value, text) in zip(at, ordered, strict=True):
         if lo <= value <= hi:
