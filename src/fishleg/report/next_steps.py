@@ -40,7 +40,7 @@ def next_steps(record: dict[str, Any], directory: str | PurePath) -> list[tuple[
     at = shlex.quote(str(directory))
     if record.get("status") != "finished":
         return [("Continue the run", f"fishleg resume {at}")]
-    shrunk = "bytes_small" in record
+    shrunk = record.get("bytes_small") is not None
     steps = [
         *_load(record, PurePath(directory)),
         ("Measure it", f"fishleg eval {at}"),
@@ -103,7 +103,7 @@ def _faster(run: dict[str, Any]) -> str:
 
 def _load(record: dict[str, Any], directory: PurePath) -> list[tuple[str, str]]:
     imports, call = _maker(str(record.get("name") or ""))
-    shrunk = "bytes_small" in record
+    shrunk = record.get("bytes_small") is not None
     lines = [*(["import fishleg"] if shrunk else []), "from safetensors.torch import load_file", *imports, ""]
     state = f"load_file({_quoted(directory / (_SMALL if shrunk else _PLAIN))})"
     lines.append(f"model = {call}")
