@@ -4,12 +4,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import killing
 import pytest
 import torch
 from small_runs import go
 from torch import nn
 
-import killing
 from fishleg.report import next_steps, render_report, short_path
 
 FINISHED = {"status": "finished", "name": "net.py:make", "pattern": "global"}

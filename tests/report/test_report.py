@@ -249,7 +249,8 @@ def test_values_that_are_not_numbers(value: Any) -> None:
     kept = ("event", "phase", "reason")
     events = [{k: v if k in kept else value for k, v in event.items()} for event in few_events()]
     check(render_report(make_run(2), events, ""))
-    for name in ("loss", "auxiliary_loss", "metric", "gauge", "predicted", "measured", "step", "stage", "sparsity", "time"):
+    kinds = ("loss", "auxiliary_loss", "gauge", "predicted", "measured")
+    for name in ("metric", "step", "stage", "sparsity", "time", *kinds):
         mixed = [{**e, name: value} if i % 3 and name in e else e for i, e in enumerate(few_events())]
         check(render_report(make_run(1), mixed, ""))
 

@@ -220,7 +220,7 @@ class PlainDisplay:
 class LiveDisplay:
     """Shows a panel that is redrawn in place. The lines of the plain display scroll above it.
 
-    The panel is redrawn four times a second, also while no event comes: a spinner turns and the seconds count.
+    The panel is redrawn four times a second, with or without events: a spinner turns and the seconds count.
 
     Args:
         progress: The progress that is shown.

@@ -90,7 +90,7 @@ def _sparsity_card(run: dict[str, Any], steps: Sequence[Step]) -> str:
 
 
 def _parameters_card(run: dict[str, Any]) -> str:
-    """Show the parameters before and after: those that are stored if rows were cut out, else the non-zeros."""
+    """Return the parameters before and after: if rows are cut out those that are left, else the non-zeros."""
     total, nonzero, small = (_amount(run, name) for name in ("parameters", "nonzero", "parameters_small"))
     left = small if small is not None else nonzero
     if left is None:
@@ -143,7 +143,7 @@ def _times(run: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def _arithmetic_card(run: dict[str, Any]) -> str:
-    """Show the multiply-adds before and after. Rows that stay in the model as zeros are not saved work."""
+    """Return the multiply-adds before and after. Rows that stay in the model as zeros save nothing."""
     dense, small = _amount(run, "macs_dense"), _amount(run, "macs_small")
     left = small if prunes_rows(run) else _amount(run, "macs_sparse")
     if dense is None and left is None:

@@ -44,9 +44,7 @@ def fidelity_section(run: dict[str, Any], steps: Sequence[Step]) -> str:
     reading = "The increase of the loss in each pruning step, before any fine-tuning." if known else ""
     if pairs:
         reading += " Above the dashed line the loss rose more than predicted, below it less."
-    return figure(
-        "Predicted and measured increase of the loss", reading, sentence + chart + _left_out(known)
-    )
+    return figure("Predicted and measured increase of the loss", reading, sentence + chart + _left_out(known))
 
 
 def _draw_fidelity(pairs: Sequence[Pair], total: Pair | None) -> str:

@@ -165,7 +165,8 @@ pre { font: .85rem/1.55 var(--mono); background: var(--bg); border-radius: 8px; 
   margin-top: 12px; overflow: auto; max-width: 100%; tab-size: 4; }
 .steps { padding-left: 1.3em; margin-top: 8px; } .steps li { margin-bottom: 14px; padding-left: 4px; }
 .steps li::marker { color: var(--muted); font-size: .92rem; }
-.steps h3 { margin: 0; font-size: .95rem; font-weight: 600; } .steps pre { margin-top: 6px; padding: 10px 14px; }
+.steps h3 { margin: 0; font-size: .95rem; font-weight: 600; }
+.steps pre { margin-top: 6px; padding: 10px 14px; }
 code { font-family: var(--mono); font-size: .9em; }
 .panel .banner { margin: 8px 0 14px; padding: 12px 16px; } .panel .banner p + p { margin-top: 4px; }
 .panel > p + .key { margin-top: 10px; }

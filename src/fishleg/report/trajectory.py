@@ -14,7 +14,6 @@ from fishleg.report.record import Event, Metric, Step, as_mapping, events_of_kin
 from fishleg.report.scales import Axes, compression, make_axes, padded, sparsity_ticks
 from fishleg.report.style import figure, table
 
-
 _LEAST_POINT = 0.01  # the least range of an axis with percentages
 
 
