@@ -288,7 +288,7 @@ def draw(result: dict[str, Any], path: Path) -> Path | None:
         low, high = axis.get_ylim()
         axis.set_ylim(max(low, 0), min(high, 100))  # the margin may reach above 100 %
         axis.set(title=title, xlabel="sparsity, %", ylabel="test accuracy, %")
-        axis.legend(frameon=False, fontsize=8, loc="lower left")
+        axis.legend(frameon=False, fontsize=8, loc="best")
     figure.savefig(path, dpi=130)
     return path
 

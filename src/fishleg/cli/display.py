@@ -244,7 +244,7 @@ class LiveDisplay:
         """Print the line of an event above the panel; the panel is redrawn at its next turn."""
         line = self.progress.update(event)
         if line:
-            self.live.console.print(line, highlight=False, markup=False)
+            self.live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _panel(self) -> Any:
         """Return the panel. Another thread calls this too, while events come in."""

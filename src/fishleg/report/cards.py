@@ -98,8 +98,9 @@ def _parameters_card(run: dict[str, Any]) -> str:
     notes = [f"{percent(left / total)} " if total else ""]
     if small is None:
         notes[0] += "are not zero"
-        if prunes_rows(run):
-            notes.append("The removed rows are not cut out: they stay in the model as zeros.")
+        if prunes_rows(run) and total is not None:
+            stay = "The removed rows are not cut out: they stay in the model as zeros."
+            return _card("Parameters", count(total), *notes, stay)
     else:
         notes[0] += "are left when the removed rows are cut out"
         zero_rows = _amount(run, "zero_rows_small")
