@@ -29,6 +29,7 @@ SLOW = {
     "README.md",
     "docs/index.md",
     "docs/tutorial.md",
+    "docs/how-to/next-steps.md",
     "docs/how-to/resume.md",
     "docs/how-to/smaller-and-faster.md",
 }

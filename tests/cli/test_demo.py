@@ -40,3 +40,17 @@ def test_wrong_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit, match="2"):
         main(["--out", str(tmp_path / "file" / "sub")])
     assert "cannot write to --out" in capsys.readouterr().err
+
+
+def test_no_place_above_100_percent_in_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    modes = {"one shot": [(0.9, 0.0), (0.95, 1.0)], "gradual": [(0.9, 0.7), (0.95, 1.0)]}
+    pruning = {f"{name}, {mode}": points for name in demo.METHODS for mode, points in modes.items()}
+    demo.draw({"gauge": [(1, 0.5), (2, 0.1)], "pruning": pruning, "dense": 1.0}, tmp_path / "demo.png")
+    for axis in drawn[0].axes[1:]:
+        low, high = axis.get_ylim()
+        assert low >= 0
+        assert high <= 100

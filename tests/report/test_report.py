@@ -124,6 +124,12 @@ def make_run(layers: int = 20) -> dict[str, Any]:
         "layers": make_layers(layers),
         "warnings": ["only 512 examples"],
         "resumed": 2,
+        "base": "/somewhere",
+        "macs_small": None,
+        "parameters_small": None,
+        "bytes_small": None,
+        "zero_rows_small": None,
+        "total": {"predicted": 0.4, "measured": 0.5, "steps": 6, "verdict": None},
     }
 
 
@@ -133,7 +139,8 @@ def make_events(stages: tuple[float, ...] = STAGES, steps: int = 60) -> list[dic
         phase = "estimate" if stage == 1 else "refine"
         for step in range(1, steps):
             gauge = -0.8 * math.exp(-step / 9) + rng.gauss(0, 0.01)
-            events.append({"event": "q", "step": step, "loss": -step / 2, "gauge": gauge, "phase": phase})
+            q = {"event": "q", "step": step, "auxiliary_loss": -step / 2, "gauge": gauge, "phase": phase}
+            events.append(q)
         rise = 0.002 / (1 - sparsity) ** 1.5
         prune = {
             "event": "prune",
@@ -236,13 +243,14 @@ def test_values_that_are_not_numbers(value: Any) -> None:
     run = make_run(3)
     for layer in run["layers"]:
         layer |= {"size": value, "sparsity": value, "macs": value, "saliency": [value] * 5}
-    for name in ("dense", "sparse", "timing", "speed"):
+    for name in ("dense", "sparse", "timing", "speed", "total"):
         run[name] = dict.fromkeys(run[name], value)
     check(render_report(run, few_events(), ""))
     kept = ("event", "phase", "reason")
     events = [{k: v if k in kept else value for k, v in event.items()} for event in few_events()]
     check(render_report(make_run(2), events, ""))
-    for name in ("loss", "metric", "gauge", "predicted", "measured", "step", "stage", "sparsity", "time"):
+    kinds = ("loss", "auxiliary_loss", "gauge", "predicted", "measured")
+    for name in ("metric", "step", "stage", "sparsity", "time", *kinds):
         mixed = [{**e, name: value} if i % 3 and name in e else e for i, e in enumerate(few_events())]
         check(render_report(make_run(1), mixed, ""))
 
@@ -298,7 +306,7 @@ def test_many_layers() -> None:
 
 def test_long_logs_stay_small() -> None:
     events = [{"event": "train", "stage": 1, "step": i, "loss": 1 / (i + 1)} for i in range(20_000)]
-    events += [{"event": "q", "step": i, "gauge": 0.01, "loss": -1.0} for i in range(20_000)]
+    events += [{"event": "q", "step": i, "gauge": 0.01, "auxiliary_loss": -1.0} for i in range(20_000)]
     page = render_report({}, events, "")
     check(page)
     assert len(page) < 150_000

@@ -283,10 +283,12 @@ def draw(result: dict[str, Any], path: Path) -> Path | None:
         for i, name in enumerate(METHODS):
             sparsity, correct = zip(*result["pruning"][f"{name}, {mode}"], strict=True)
             percent = [100 * s for s in sparsity], [100 * a for a in correct]
-            axis.plot(*percent, marker="o", markersize=4, color=f"C{i}", label=name)
+            axis.plot(*percent, marker="o", markersize=4, color=f"C{i}", label=name, clip_on=False)
         axis.axhline(100 * result["dense"], color="grey", linewidth=0.8, linestyle="--", label="dense")
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, 0), min(high, 100))  # the margin may reach above 100 %
         axis.set(title=title, xlabel="sparsity, %", ylabel="test accuracy, %")
-        axis.legend(frameon=False, fontsize=8, loc="lower left")
+        axis.legend(frameon=False, fontsize=8, loc="best")
     figure.savefig(path, dpi=130)
     return path
 

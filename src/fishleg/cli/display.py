@@ -8,15 +8,18 @@ from typing import Any, TextIO
 
 from fishleg.runs.events import Event, Listener
 
+_LEAST_TIME_LEFT = 3.0  # seconds; less is not announced
+_QUIET = 10.0  # seconds without a line after which the plain display prints a count
+
 
 def make_display(
-    unit: str, metric: str, stream: TextIO | None = None, *, live: bool | None = None
+    unit: str = "", metric: str = "metric", stream: TextIO | None = None, *, live: bool | None = None
 ) -> Listener:
-    """Make a display of the progress.
+    """Make a display of the progress. It can be made before anything about the run is known.
 
     Args:
-        unit: The unit of the metric: "%" or "".
-        metric: The name of the metric.
+        unit: The unit of the metric: "%" or "". The event "start" or "resume" may set it.
+        metric: The name of the metric. The event "start" or "resume" may set it.
         stream: Where to write; default: standard error.
         live: Whether to show a live panel, which needs rich; default: if the stream is a terminal.
 
@@ -46,13 +49,16 @@ class Progress:
     Attributes:
         latest: The latest value of each entry of the events.
         phase: What the run does now, in words.
+        counted: How much of the phase is done, and of how much (None: unknown); None while nothing is
+            counted.
         fraction: The finished fraction of the run, in [0, 1].
     """
 
-    def __init__(self, unit: str, metric: str) -> None:
+    def __init__(self, unit: str = "", metric: str = "metric") -> None:
         self.unit, self.name = unit, metric
         self.latest: dict[str, Any] = {}
         self.phase = "starting"
+        self.counted: tuple[int, int | None] | None = None
         self.fraction = 0.0
         self._started = time.monotonic()
         self._fraction_at_start = 0.0  # above 0 in a resumed run
@@ -80,7 +86,11 @@ class Progress:
             A line that describes it, or None if it deserves no line.
         """
         kind = event["event"]
-        # of the events of Q's learning only the gauge is kept: step and loss are not those of the run
+        self.counted = (event["done"], event.get("total")) if kind == "progress" else None
+        if kind in ("phase", "progress"):
+            self.phase = event["message"] if kind == "phase" else event["what"]
+            return self.phase if kind == "phase" else None
+        # of the events of Q's learning only the gauge is kept: the step is not that of the run
         keys = ("gauge",) if kind == "q" else tuple(event)
         self.latest |= {key: event[key] for key in keys if event.get(key) is not None}
         if kind in ("warning", "finish"):
@@ -96,11 +106,20 @@ class Progress:
         }.get(kind)
         return None if describe is None else describe(event)
 
+    def _begin(self, event: Event) -> None:
+        self.phase = "starting"
+        self.name = event.get("metric_name", self.name)
+        self.unit = event.get("metric_unit", self.unit)
+
     def _on_start(self, event: Event) -> str:
+        self._begin(event)
         dense = f"dense {self.name} {self.formatted(event.get('metric'))}"
-        return f"{dense}, {event.get('prunable', 0):,} prunable weights, {event.get('stages') or '?'} stages"
+        stages = event.get("stages")
+        planned = f"{stages or '?'} stage{'' if stages == 1 else 's'}"
+        return f"{dense}, {event.get('prunable', 0):,} prunable weights, {planned}"
 
     def _on_resume(self, event: Event) -> str:
+        self._begin(event)
         self.fraction = self._fraction_at_start = event.get("fraction", 0.0)
         return f"continuing at sparsity {event.get('sparsity', 0):.1%} (checkpoint {event.get('checkpoint')})"
 
@@ -144,11 +163,24 @@ class Progress:
         return time.monotonic() - self._started
 
     def time_left(self) -> str:
-        """Return a text such as ", about 3 min left", or "" while too little is finished."""
+        """Return a text such as ", about 3 min left", or "" where little is finished or little is left."""
         done = self.fraction - self._fraction_at_start
         if done <= 0.02 or self.fraction >= 1:
             return ""
-        return f", about {duration(self.seconds / done * (1 - self.fraction))} left"
+        left = self.seconds / done * (1 - self.fraction)
+        return f", about {duration(left)} left" if left >= _LEAST_TIME_LEFT else ""
+
+    def count(self) -> str:
+        """Return how much of the phase is done, such as "12 of 40 batches", or "" while nothing is counted.
+
+        Returns:
+            The text.
+        """
+        if self.counted is None:
+            return ""
+        done, total = self.counted
+        of = f"{done} of {total}" if total is not None else f"{done}"
+        return f"{of} batch{'' if (total if total is not None else done) == 1 else 'es'}"
 
 
 def _stage(event: Event) -> str:
@@ -159,6 +191,8 @@ def _stage(event: Event) -> str:
 class PlainDisplay:
     """Prints two lines per stage, and one for every hundredth training step.
 
+    While batches are counted, a line is printed after every ten seconds of silence.
+
     Args:
         progress: The progress that is shown.
         stream: Where to write.
@@ -166,12 +200,18 @@ class PlainDisplay:
 
     def __init__(self, progress: Progress, stream: TextIO) -> None:
         self.progress, self.stream = progress, stream
+        self._printed_at: float | None = None
 
     def event(self, event: Event) -> None:
         """Print the line of an event, if it has one."""
         line = self.progress.update(event)
+        now = time.monotonic()
+        silent = self._printed_at is None or now - self._printed_at >= _QUIET
+        if self.progress.counted is not None and silent:
+            line = f"{self.progress.phase}: {self.progress.count()}"
         if line:
             print(line, file=self.stream, flush=True)
+            self._printed_at = now
 
     def close(self) -> None:
         """Do nothing."""
@@ -179,6 +219,8 @@ class PlainDisplay:
 
 class LiveDisplay:
     """Shows a panel that is redrawn in place. The lines of the plain display scroll above it.
+
+    The panel is redrawn four times a second, with or without events: a spinner turns and the seconds count.
 
     Args:
         progress: The progress that is shown.
@@ -188,23 +230,28 @@ class LiveDisplay:
     def __init__(self, progress: Progress, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
+        from rich.spinner import Spinner
 
         self.progress = progress
         self.console = Console(file=stream)
-        self.live = Live(self._panel(), console=self.console, refresh_per_second=4, transient=True)
-        self.live.start()
+        self.spinner = Spinner("dots")
+        self.live = Live(
+            console=self.console, refresh_per_second=4, transient=True, get_renderable=self._panel
+        )
+        self.live.start(refresh=True)
 
     def event(self, event: Event) -> None:
-        """Print the line of an event above the panel, and redraw the panel."""
+        """Print the line of an event above the panel; the panel is redrawn at its next turn."""
         line = self.progress.update(event)
         if line:
-            self.live.console.print(line, highlight=False, markup=False)
-        self.live.update(self._panel())
+            self.live.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _panel(self) -> Any:
+        """Return the panel. Another thread calls this too, while events come in."""
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         progress, latest = self.progress, self.progress.latest
         grid = Table.grid(padding=(0, 2))
@@ -212,10 +259,27 @@ class LiveDisplay:
         grid.add_column()
         training = progress.phase == "training" and "steps" in latest
         step = f", step {latest.get('step')}/{latest['steps']}" if training else ""
+        grid.add_row(self.spinner, Text(f"{progress.phase}{step}"))
+        if counted := progress.counted:
+            done, total = counted
+            grid.add_row("", progress.count())
+            if total:
+                grid.add_row("", ProgressBar(total=total, completed=done, width=40))
+        if "metric" in latest or "sparsity" in latest:  # the run has begun
+            self._add_results(grid)
+        grid.add_row("time", f"{duration(progress.seconds)}{progress.time_left()}")
+        if progress.fraction:
+            grid.add_row("", ProgressBar(total=1.0, completed=progress.fraction, width=40))
+        return Panel(grid, title="fishleg", expand=False)
+
+    def _add_results(self, grid: Any) -> None:
+        from rich.text import Text
+
+        progress, latest = self.progress, self.progress.latest
         of = f"/{latest['stages']}" if "stages" in latest else ""
-        grid.add_row("stage", f"{latest.get('stage', 0)}{of} {progress.phase}{step}")
+        grid.add_row("stage", f"{latest.get('stage', 0)}{of}")
         grid.add_row("sparsity", f"{latest.get('sparsity', 0.0):.2%}")
-        grid.add_row(progress.name, progress.formatted(latest.get("metric")))
+        grid.add_row(Text(progress.name), progress.formatted(latest.get("metric")))
         if "loss" in latest:
             grid.add_row("loss", f"{latest['loss']:.4g}")
         if "predicted" in latest:
@@ -224,9 +288,6 @@ class LiveDisplay:
         if "gauge" in latest:
             verdict = "converged" if abs(latest["gauge"]) < 0.05 else "still learning"
             grid.add_row("Q", f"gauge {latest['gauge']:+.3f} ({verdict})")
-        grid.add_row("time", f"{duration(progress.seconds)}{progress.time_left()}")
-        grid.add_row("", ProgressBar(total=1.0, completed=progress.fraction, width=40))
-        return Panel(grid, title="fishleg", expand=False)
 
     def close(self) -> None:
         """Remove the panel from the terminal."""

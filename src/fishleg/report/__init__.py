@@ -6,6 +6,7 @@ too. The page needs no network and no scripts.
 
 from __future__ import annotations
 
+from fishleg.report.next_steps import next_steps, short_path
 from fishleg.report.page import render_report, write_report
 
-__all__ = ["render_report", "write_report"]
+__all__ = ["next_steps", "render_report", "short_path", "write_report"]

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from fishleg.report.numbers import NO_BREAK_SPACE, count, milliseconds, number, percent, plain
-from fishleg.report.record import Metric, Step, as_mapping
+from fishleg.report.record import Metric, Step, as_mapping, prunes_rows
 
 _NO_FASTER = "Zeros alone do not make dense kernels faster."
 _LEAST_GAIN = 1.1  # the ratio of times from which a gain is beyond noise
@@ -29,7 +29,6 @@ def cards(run: dict[str, Any], steps: Sequence[Step], metric: Metric) -> str:
         _sparsity_card(run, steps),
         _parameters_card(run),
         _file_size_card(run),
-        _small_file_card(run),
         _arithmetic_card(run),
         _speed_card(run),
     ]
@@ -85,46 +84,56 @@ def _sparsity_card(run: dict[str, Any], steps: Sequence[Step]) -> str:
         sparsity = reached[-1]
     if sparsity is None:
         return ""
-    rows = run.get("pattern") == "rows"
-    of = "of the rows" if rows else f"of {count(prunable)} prunable weights" if prunable else ""
+    of = "of the rows" if prunes_rows(run) else f"of {count(prunable)} prunable weights" if prunable else ""
     aim = f"target {percent(target)}" if target is not None else ""
     return _card("Sparsity", percent(sparsity), of, aim)
 
 
 def _parameters_card(run: dict[str, Any]) -> str:
-    total, kept = _amount(run, "parameters"), _amount(run, "nonzero")
-    if kept is not None:
-        of = f"{percent(kept / total)} of {count(total)}" if total else "are not zero"
-        return _card("Parameters kept", count(kept), of)
-    return "" if total is None else _card("Parameters", count(total))
+    """Return the parameters before and after: if rows are cut out those that are left, else the non-zeros."""
+    total, nonzero, small = (_amount(run, name) for name in ("parameters", "nonzero", "parameters_small"))
+    left = small if small is not None else nonzero
+    if left is None:
+        return "" if total is None else _card("Parameters", count(total))
+    notes = [f"{percent(left / total)} " if total else ""]
+    if small is None:
+        notes[0] += "are not zero"
+        if prunes_rows(run) and total is not None:
+            stay = "The removed rows are not cut out: they stay in the model as zeros."
+            return _card("Parameters", count(total), *notes, stay)
+    else:
+        notes[0] += "are left when the removed rows are cut out"
+        zero_rows = _amount(run, "zero_rows_small")
+        if zero_rows:
+            rows = "1 zero row stays" if zero_rows == 1 else f"{zero_rows:g} zero rows stay"
+            notes.append(f"{rows} in the model, because other layers need the place.")
+    return _card("Parameters", _change(None if total is None else count(total), count(left)), *notes)
 
 
 def _plain_size(run: dict[str, Any]) -> float | None:
     return _amount(run, "bytes_plain") or _amount(run, "bytes_dense")
 
 
-def _file_size_card(run: dict[str, Any]) -> str:
-    size, packed = _plain_size(run), _amount(run, "bytes_sparse")
-    if packed is None:
-        if size is None:
-            return ""
-        return _card("File size", count(size, "B"), "plain checkpoint, which also stores the zeros")
-    ratio = ""
-    if size and packed:
-        ratio = f"packed, {size / packed:.1f}× smaller" if packed < size else "packed, not smaller"
-    stays = "The plain checkpoint also stores the zeros. It is as large as that of the dense model."
-    before = None if size is None else count(size, "B")
-    return _card("File size", _change(before, count(packed, "B")), ratio, stays if ratio else "")
-
-
-def _small_file_card(run: dict[str, Any]) -> str:
-    size, small = _plain_size(run), _amount(run, "bytes_small")
-    if not (small and size):
+def _smaller(before: float | None, after: float) -> str:
+    if not before or not after:
         return ""
-    left, total = _amount(run, "parameters_small"), _amount(run, "parameters")
-    of = f"{count(left)} of {count(total)} parameters" if left and total else ""
-    change = _change(count(size, "B"), count(small, "B"))
-    return _card("Shrunk model", change, of, "small.safetensors, without the removed rows")
+    return f"{before / after:.1f}× smaller" if after < before else "not smaller"
+
+
+def _file_size_card(run: dict[str, Any]) -> str:
+    size, packed, small = _plain_size(run), _amount(run, "bytes_sparse"), _amount(run, "bytes_small")
+    before = None if size is None else count(size, "B")
+    if small is not None:
+        ratio = ", ".join(filter(None, ("small.safetensors", _smaller(size, small))))
+        other = "" if packed is None else f"packed, with all rows: {count(packed, 'B')}"
+        return _card("File size", _change(before, count(small, "B")), ratio, other)
+    if packed is None:
+        stores = "plain checkpoint, which also stores the zeros"
+        return "" if before is None else _card("File size", before, stores)
+    ratio = _smaller(size, packed)
+    stays = "The plain checkpoint also stores the zeros. It is as large as that of the dense model."
+    ratio, stays = (f"packed, {ratio}", stays) if ratio else ("", "")
+    return _card("File size", _change(before, count(packed, "B")), ratio, stays)
 
 
 def _times(run: dict[str, Any]) -> tuple[float, float] | None:
@@ -135,13 +144,20 @@ def _times(run: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def _arithmetic_card(run: dict[str, Any]) -> str:
-    macs, kept = _amount(run, "macs_dense"), _amount(run, "macs_sparse")
-    if macs is None and kept is None:
+    """Return the multiply-adds before and after. Rows that stay in the model as zeros save nothing."""
+    dense, small = _amount(run, "macs_dense"), _amount(run, "macs_small")
+    left = small if prunes_rows(run) else _amount(run, "macs_sparse")
+    if dense is None and left is None:
         return ""
-    both = [None if v is None else count(v) for v in (macs, kept)]
-    share = f"{percent(kept / macs)} kept" if macs and kept is not None else ""
-    remark = "" if _times(run) else _NO_FASTER
-    return _card("Arithmetic", _change(*both), share, "multiply-adds per example", remark)
+    both = [None if v is None else count(v) for v in (dense, left)]
+    unit = "multiply-adds per example"
+    if left is None:
+        finished = prunes_rows(run) and run.get("status") == "finished"
+        return _card("Arithmetic", _change(*both), unit, "No row is cut out." if finished else "")
+    share = f"{percent(left / dense)} of them " if dense else ""
+    share += "are left when the removed rows are cut out" if prunes_rows(run) else "are not by zero"
+    remark = "" if _times(run) or prunes_rows(run) else _NO_FASTER
+    return _card("Arithmetic", _change(*both), unit, share, remark)
 
 
 def _speed_card(run: dict[str, Any]) -> str:
@@ -154,5 +170,6 @@ def _speed_card(run: dict[str, Any]) -> str:
     what = str(as_mapping(run.get("speed")).get("what") or "")
     if "dense kernels" in what:  # both do the same work, so the ratio means nothing
         ratio = "same kernels and shapes; the difference is noise"
-    remark = _NO_FASTER if gain < _LEAST_GAIN else ""
+    cut = _amount(run, "macs_small") is not None  # there are fewer rows, not more zeros
+    remark = _NO_FASTER if gain < _LEAST_GAIN and not cut else ""
     return _card("Speed", _change(milliseconds(dense), milliseconds(sparse)), ratio, what, remark)

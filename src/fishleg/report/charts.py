@@ -20,6 +20,7 @@ _POINTS = 240  # that the curves of a chart are drawn with: more than a phone ha
 _TOOLTIPS = 60  # of the curves of a chart
 
 Point = tuple[float, float, str]  # x, y, tooltip
+Pair = tuple[float, float, str, str]  # predicted, measured, label, tooltip
 
 
 @dataclass(frozen=True)
@@ -118,18 +119,20 @@ def _draw_curve(axes: Axes, curve: Curve, total: int) -> str:
     return f'<g class="{curve.colour}">{"".join(shapes)}</g>'
 
 
-def fidelity_chart(width: int, pairs: Sequence[tuple[float, float, str, str]], aria: str) -> str:
+def fidelity_chart(width: int, pairs: Sequence[Pair], total: Pair | None, aria: str) -> str:
     """Draw measured against predicted values, with the line where both agree.
 
     Args:
         width: The width of the chart in pixels.
-        pairs: (predicted, measured, label, tooltip), with positive values.
+        pairs: (predicted, measured, label, tooltip) of each step, with positive values.
+        total: The same of all steps together, which has a mark of its own; None: unknown.
         aria: The description for screen readers.
 
     Returns:
         The SVG of the chart.
     """
-    values = [value for pair in pairs for value in pair[:2]]
+    drawn = [*pairs, *([] if total is None else [total])]
+    values = [value for pair in drawn for value in pair[:2]]
     lo, hi = min(values) / 2, max(values) * 2
     axes = make_axes(
         width, min(400, width), (lo, hi), (lo, hi), log=True, x_format=power_text, y_format=power_text
@@ -139,11 +142,12 @@ def fidelity_chart(width: int, pairs: Sequence[tuple[float, float, str, str]], a
     corners = [(lo, lo), (lo, 2 * lo), (hi / 2, hi), (hi, hi), (hi, hi / 2), (2 * lo, lo)]
     body = [
         f'<path class="healthy" d="M{"L".join(f"{x(a)} {y(b)}" for a, b in corners)}z"/>',
-        f'<path class="dash muted" d="M{x(lo)} {y(lo)}L{x(hi)} {y(hi)}"/><g class="c1">',
+        f'<path class="dash muted" d="M{x(lo)} {y(lo)}L{x(hi)} {y(hi)}"/>',
     ]
-    dots = [(x(predicted), y(measured)) for predicted, measured, _, _ in pairs]
+    dots = [(x(predicted), y(measured)) for predicted, measured, _, _ in drawn]
     labelled: list[tuple[float, float]] = []
-    for predicted, measured, label, title in reversed(pairs):
+    for pair in reversed(drawn):
+        predicted, measured, label, title = pair
         at = x(predicted), y(measured)
         text = ""
         side = -1 if measured > predicted else 1  # away from the line
@@ -155,7 +159,6 @@ def fidelity_chart(width: int, pairs: Sequence[tuple[float, float, str, str]], a
             anchor = "end" if side < 0 else "start"
             text = f'<text class="small" {place} text-anchor="{anchor}">{escape(label)}</text>'
             labelled.append(middle)
-        body.append(mark("dot", *at, title, text))
-    return axes.svg(
-        "".join(body) + "</g>", "predicted increase of the loss", "measured increase of the loss", aria
-    )
+        colour, shape = ("c2", "square") if pair is total else ("c1", "dot")
+        body.append(f'<g class="{colour}">{mark(shape, *at, title, text)}</g>')
+    return axes.svg("".join(body), "predicted increase of the loss", "measured increase of the loss", aria)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fishleg.report.marks import bar, box_plot
 from fishleg.report.numbers import NO_BREAK_SPACE, count, number, percent, plain
-from fishleg.report.record import as_list
+from fishleg.report.record import as_list, prunes_rows
 from fishleg.report.scales import Scale, power_text
 from fishleg.report.style import figure
 
@@ -43,7 +43,8 @@ def layers_section(run: dict[str, Any]) -> str:
     rows = [_layer_row(*pair, scale, overall, has_macs) for pair in zip(layers, saliencies, strict=True)]
     reading = "The longer the bar, the more of the layer is zero."
     if overall is not None:
-        reading += f" The thin line marks the sparsity of the whole model, {percent(overall)}."
+        of = " of the rows" if prunes_rows(run) else ""
+        reading += f" The thin line marks the sparsity of the whole model, {percent(overall)}{of}."
     if scale:
         reading += _SALIENCY_READING
     kind = "layers long" if len(layers) > _LONG else "layers"
@@ -101,7 +102,8 @@ def _layer_row(
     if has_macs:
         cells.append(f'<td class="amount macs">{"–" if macs is None else count(macs)}</td>')
     if reason:
-        cells.append(f'<td colspan="2" class="reason">not pruned: {escape(str(reason))}</td>')
+        why = escape(str(reason), quote=True)
+        cells.append(f'<td colspan="2" class="reason" title="{why}">not pruned: {why}</td>')
     elif sparsity is None:
         cells.append('<td colspan="2" class="reason">not recorded</td>')
     else:

@@ -24,7 +24,7 @@ def mark(kind: str, x: float, y: float, title: str, extra: str = "") -> str:
     """Draw one point of a chart.
 
     Args:
-        kind: dot, ring, diamond, cross, down or up.
+        kind: dot, ring, square, diamond, cross, down or up.
         x: The horizontal pixel.
         y: The vertical pixel.
         title: The tooltip.
@@ -36,6 +36,7 @@ def mark(kind: str, x: float, y: float, title: str, extra: str = "") -> str:
     shape = {
         "dot": f'<circle cx="{x}" cy="{y}" r="4.5" class="solid"/>',
         "ring": f'<circle cx="{x}" cy="{y}" r="7" class="ring"/>',
+        "square": f'<rect x="{x - 5.5:.2f}" y="{y - 5.5:.2f}" width="11" height="11" class="solid"/>',
         "diamond": f'<path d="M{x} {y - 5.5:.2f}l5.5 5.5-5.5 5.5-5.5-5.5z" class="open"/>',
         "cross": f'<path d="M{x - 5:.2f} {y - 5:.2f}l10 10m0-10l-10 10" class="stroke"/>',
         "down": f'<path d="M{x - 5.5:.2f} {y - 9:.2f}h11l-5.5 9z" class="open"/>',
@@ -48,7 +49,8 @@ def legend(*entries: tuple[str, str, str]) -> str:
     """Draw a legend.
 
     Args:
-        *entries: (class of the colour, kind, text). The kind is that of a mark, or line, dash or area.
+        *entries: (class of the colour, kind, text). The kind is that of a mark, or line, dash or area, or
+            "line" and a mark, such as "line dot".
 
     Returns:
         The HTML.
@@ -60,7 +62,9 @@ def legend(*entries: tuple[str, str, str]) -> str:
         elif kind == "area":
             shape = '<rect x="1" y="2" width="18" height="12" class="area"/>'
         else:
-            shape = mark(kind, 10, {"down": 12, "up": 4}.get(kind, 8), text)
+            line, _, kind = kind.rpartition(" ")
+            shape = '<path d="M0 8h20" class="line"/>' if line else ""
+            shape += mark(kind, 10, {"down": 12, "up": 4}.get(kind, 8), text)
         swatch = f'<svg class="{colour}" viewBox="0 0 20 16" width="20" height="16" aria-hidden="true">'
         items.append(f"<li>{swatch}{shape}</svg>{escape(text)}</li>")
     return f'<ul class="key">{"".join(items)}</ul>'

@@ -12,6 +12,7 @@ from fishleg.report.cards import cards
 from fishleg.report.details import command_section, environment_section, recipe_section, timing_section
 from fishleg.report.headline import banner, facts, warnings_section
 from fishleg.report.layers import layers_section
+from fishleg.report.next_steps import next_steps_section
 from fishleg.report.progress import fidelity_section, q_section, training_section
 from fishleg.report.record import as_list, as_mapping, collect_steps, metric_of, read_log, read_run
 from fishleg.report.style import PAGE, STYLE
@@ -43,7 +44,8 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
     if broken:
         warnings.append(f"log.jsonl: {broken} unreadable line(s) left out")
     recipe = recipe_path.read_text("utf-8", "replace") if recipe_path.exists() else ""
-    page = render_report({**run, "warnings": [*as_list(run.get("warnings")), *warnings]}, events, recipe)
+    run = {**run, "warnings": [*as_list(run.get("warnings")), *warnings]}
+    page = render_report(run, events, recipe, directory)
     # The temporary file is in the same directory: a rename is atomic only within one file system.
     handle, temporary = tempfile.mkstemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent)
     try:
@@ -57,7 +59,9 @@ def write_report(directory: Path, out: Path | None = None) -> Path:
     return out
 
 
-def render_report(run: dict[str, Any], events: list[dict[str, Any]], recipe: str) -> str:
+def render_report(
+    run: dict[str, Any], events: list[dict[str, Any]], recipe: str, directory: Path | None = None
+) -> str:
     """Render the report of a run as one HTML page.
 
     Every key of the record may be missing. A section without data is left out.
@@ -66,6 +70,7 @@ def render_report(run: dict[str, Any], events: list[dict[str, Any]], recipe: str
         run: The record of the run, as run.json holds it.
         events: The events of its log, as log.jsonl holds them.
         recipe: The text of the recipe.
+        directory: The directory of the run, for the commands to go on with; None: they are left out.
 
     Returns:
         The HTML of the page.
@@ -79,20 +84,22 @@ def render_report(run: dict[str, Any], events: list[dict[str, Any]], recipe: str
         warnings_section(run),
         metric_section(run, events, steps, metric),
         layers_section(run),
-        _pair(fidelity_section(steps), q_section(events)),
+        _pair(fidelity_section(run, steps), q_section(events)),
         _pair(training_section(events), timing_section(run)),
+        next_steps_section(run, directory),
         environment_section(run),
         recipe_section(recipe),
         command_section(run),
     ]
     known = as_mapping(run.get("environment")).get("fishleg")
-    return PAGE.format(
+    page = PAGE.format(
         title=escape(name),
         style=STYLE,
         facts=facts(run, events),
         body="\n".join(filter(None, sections)),
         version=f" {escape(str(known))}" if known else "",
     )
+    return page.encode("utf-8", "replace").decode("utf-8")  # a path may hold bytes that are no text
 
 
 def _pair(left: str, right: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
+from typing import Any
 
-from fishleg.report.charts import Curve, Point, curve_chart, fidelity_chart, responsive
+from fishleg.report.charts import Curve, Pair, Point, curve_chart, fidelity_chart, responsive
 from fishleg.report.marks import legend
 from fishleg.report.numbers import number, percent, plain
-from fishleg.report.record import Event, Step, events_of_kind
+from fishleg.report.record import Event, Step, as_mapping, events_of_kind
 from fishleg.report.style import figure, table
 
 _SMALLEST = 1e-90  # of a logarithmic axis
@@ -15,10 +17,11 @@ _PHASE_COLOURS = {"estimate": "c1", "refine": "c2", "train": "c3"}
 _HEALTHY_GAUGE = (-0.05, 0.05)
 
 
-def fidelity_section(steps: Sequence[Step]) -> str:
+def fidelity_section(run: dict[str, Any], steps: Sequence[Step]) -> str:
     """Compare the increase of the loss that the quadratic model predicts with the measured one.
 
     Args:
+        run: The record of the run; its entry `total` is about all steps together.
         steps: The pruning steps.
 
     Returns:
@@ -29,32 +32,71 @@ def fidelity_section(steps: Sequence[Step]) -> str:
         for step in steps
         if step.predicted is not None and step.measured is not None
     ]
-    if not known:
+    sentence, total = _total(as_mapping(run.get("total")))
+    if not known and not sentence:
         return ""
     pairs = [
         (predicted, measured, at, f"to {at}: predicted {plain(predicted)}, measured {plain(measured)}")
         for predicted, measured, at in known
         if min(predicted, measured) > _SMALLEST
     ]
-    left_out = ""
-    if len(pairs) < len(known):
-        rows = [
-            [at, plain(predicted), plain(measured)]
-            for predicted, measured, at in known
-            if min(predicted, measured) <= _SMALLEST
-        ]
-        note = "These steps are not in the chart, because its logarithmic axes cannot show zero or less:"
-        left_out = f'<p class="reading">{note}</p>' + table(["Sparsity", "Predicted", "Measured"], rows)
-    chart = ""
-    if pairs:
-        entries = [("c1", "dot", "one pruning step"), ("muted", "dash", "both agree")]
-        entries.append(("muted", "area", "within a factor of two"))
-        aria = "Measured against predicted increase of the loss. " + "; ".join(pair[3] for pair in pairs)
-        chart = legend(*entries) + responsive(lambda width: fidelity_chart(width, pairs, aria))
-    reading = "The increase of the loss in each pruning step, before any fine-tuning."
+    chart = _draw_fidelity(pairs, total) if pairs else ""
+    reading = "The increase of the loss in each pruning step, before any fine-tuning." if known else ""
     if pairs:
         reading += " Above the dashed line the loss rose more than predicted, below it less."
-    return figure("Predicted and measured increase of the loss", reading, chart + left_out)
+    return figure("Predicted and measured increase of the loss", reading, sentence + chart + _left_out(known))
+
+
+def _draw_fidelity(pairs: Sequence[Pair], total: Pair | None) -> str:
+    entries = [("c1", "dot", "one pruning step")]
+    entries += [("c2", "square", "all steps together")] if total is not None else []
+    entries += [("muted", "dash", "both agree"), ("muted", "area", "within a factor of two")]
+    texts = [pair[3] for pair in (*pairs, *([] if total is None else [total]))]
+    aria = "Measured against predicted increase of the loss. " + "; ".join(texts)
+    return legend(*entries) + responsive(lambda width: fidelity_chart(width, pairs, total, aria))
+
+
+def _left_out(known: Sequence[tuple[float, float, str]]) -> str:
+    """Return a table of the steps that logarithmic axes cannot show."""
+    rows = [
+        [at, plain(predicted), plain(measured)]
+        for predicted, measured, at in known
+        if min(predicted, measured) <= _SMALLEST
+    ]
+    if not rows:
+        return ""
+    note = "These steps are not in the chart, because its logarithmic axes cannot show zero or less:"
+    return f'<p class="reading">{note}</p>' + table(["Sparsity", "Predicted", "Measured"], rows)
+
+
+def _total(total: dict[str, Any]) -> tuple[str, Pair | None]:
+    """Return what is known about all steps together, as HTML, and as a point if it can be drawn."""
+    predicted, measured = number(total.get("predicted")), number(total.get("measured"))
+    steps, verdict = number(total.get("steps")), total.get("verdict")
+    if measured is None:
+        return "", None
+    several = f"All {steps:g} steps together" if steps and steps > 1 else "The whole pruning"
+    texts = [f"{several}: the KL divergence from the outputs of the dense model is {plain(measured)}."]
+    point: Pair | None = None
+    if predicted is not None:
+        texts.append(f"The sum of the predictions is {plain(predicted)}{_ratio(predicted, measured)}.")
+        if steps and steps > 1 and min(predicted, measured) > _SMALLEST:
+            text = f"all steps: predicted {plain(predicted)}, measured {plain(measured)}"
+            point = predicted, measured, "all steps", text
+    sentence = escape(" ".join(texts))
+    if not verdict:
+        return f"<p>{sentence}</p>", point
+    warning = f"<h2>The predictions do not add up</h2><p>{sentence}</p><p>{escape(str(verdict))}</p>"
+    return f'<div class="banner bad" role="note">{warning}</div>', point
+
+
+def _ratio(predicted: float, measured: float) -> str:
+    if min(predicted, measured) <= _SMALLEST:
+        return ""
+    ratio = measured / predicted
+    if 0.95 < ratio < 1.05:
+        return ": both agree"
+    return f"; measured is {plain(float(f'{ratio:.2g}'))} times as much"
 
 
 def _continuous_steps(events: Sequence[Event]) -> list[tuple[int, float]]:
@@ -96,7 +138,7 @@ def q_section(events: Sequence[Event]) -> str:
     """
     learned = events_of_kind(events, "q")
     charts, phases = [], list[str]()
-    for field, label in (("gauge", "gauge"), ("loss", "auxiliary loss")):
+    for field, label in (("gauge", "gauge"), ("auxiliary_loss", "auxiliary loss")):
         curves = _phase_curves(learned, field, label)
         if not curves:
             continue

@@ -112,6 +112,18 @@ def elapsed(run: dict[str, Any], events: Sequence[Event]) -> float | None:
     return seconds
 
 
+def prunes_rows(run: dict[str, Any]) -> bool:
+    """Find what the sparsity of a run counts.
+
+    Args:
+        run: The record of the run.
+
+    Returns:
+        Whether it counts whole rows; otherwise it counts single weights.
+    """
+    return run.get("pattern") == "rows"
+
+
 @dataclass
 class Step:
     """One pruning step and the measurements after it.

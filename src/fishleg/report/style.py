@@ -11,7 +11,7 @@ def figure(title: str, reading: str, content: str, kind: str = "") -> str:
 
     Args:
         title: The title.
-        reading: How to read the content.
+        reading: How to read the content; "": nothing is said.
         content: The HTML of the content.
         kind: Further classes of the section.
 
@@ -20,7 +20,8 @@ def figure(title: str, reading: str, content: str, kind: str = "") -> str:
     """
     return (
         f'<section class="panel {kind}"><h2>{escape(title)}</h2>'
-        f'<p class="reading">{escape(reading)}</p>{content}</section>'
+        + (f'<p class="reading">{escape(reading)}</p>' if reading else "")
+        + f"{content}</section>"
     )
 
 
@@ -162,6 +163,13 @@ dd { margin: 0; overflow-wrap: anywhere; }
 summary { cursor: pointer; } summary h2 { display: inline; }
 pre { font: .85rem/1.55 var(--mono); background: var(--bg); border-radius: 8px; padding: 14px 16px;
   margin-top: 12px; overflow: auto; max-width: 100%; tab-size: 4; }
+.steps { padding-left: 1.3em; margin-top: 8px; } .steps li { margin-bottom: 14px; padding-left: 4px; }
+.steps li::marker { color: var(--muted); font-size: .92rem; }
+.steps h3 { margin: 0; font-size: .95rem; font-weight: 600; }
+.steps pre { margin-top: 6px; padding: 10px 14px; }
+code { font-family: var(--mono); font-size: .9em; }
+.panel .banner { margin: 8px 0 14px; padding: 12px 16px; } .panel .banner p + p { margin-top: 4px; }
+.panel > p + .key { margin-top: 10px; }
 .banner pre { white-space: pre-wrap; margin: 8px 0; }
 :focus-visible { outline: 2px solid var(--c1); outline-offset: 2px; }
 @media (max-width: 640px) {
@@ -169,6 +177,8 @@ pre { font: .85rem/1.55 var(--mono); background: var(--bg); border-radius: 8px; 
   h1 { font-size: 1.5rem; } .panel { padding: 18px 16px; } main > * { margin-bottom: 14px; }
   .wide { display: none; } .narrow { display: block; } .pair { gap: 14px; } .cards { gap: 10px; }
   .beside > :first-child, .beside > .numbers, .pair > * { flex: 1 1 100%; }
+  .timing tr > * { padding-right: 7px; } .timing .strip { min-width: 20px; }
+  .layers .reason { white-space: normal; }
   .card { padding: 14px 16px; } .card .value { font-size: 1.5rem; }
   .layers table { min-width: 0; display: block; } .layers thead, .layers tbody { display: block; }
   .layers tr { display: grid; grid-template-columns: 1fr 84px 1fr; align-items: center; padding: 5px 0;

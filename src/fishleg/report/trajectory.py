@@ -10,9 +10,11 @@ from typing import Any
 from fishleg.report.charts import WIDE, Point, responsive
 from fishleg.report.marks import legend, mark
 from fishleg.report.numbers import number, percent
-from fishleg.report.record import Event, Metric, Step, as_mapping, events_of_kind
+from fishleg.report.record import Event, Metric, Step, as_mapping, events_of_kind, prunes_rows
 from fishleg.report.scales import Axes, compression, make_axes, padded, sparsity_ticks
 from fishleg.report.style import figure, table
+
+_LEAST_POINT = 0.01  # the least range of an axis with percentages
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class _Series:
     shape: str
     points: list[Point]
     joined: bool = False
+
+    @property
+    def has_line(self) -> bool:
+        return self.joined and len(self.points) > 1
 
 
 def metric_section(
@@ -49,16 +55,17 @@ def metric_section(
         series.append(_Series("final model", "c1" if fine_tuned else "c2", "ring", [(at, final, text)]))
     if not series:
         return ""
-    entries = [(s.colour, s.shape, s.name) for s in series]
+    entries = [(s.colour, f"line {s.shape}" if s.has_line else s.shape, s.name) for s in series]
     entries += [("muted", "dash", f"dense model, {metric.text(dense)}")] if dense is not None else []
     reading = (
         f"{'Higher' if metric.higher else 'Lower'} is better. Equal distances on the sparsity axis are equal "
         "factors of compression."
     )
-    limits, clipped = _value_range(series, dense, metric.higher)
+    limits, clipped = _value_range(series, dense, metric)
     if clipped:
         reading += " A triangle at the edge marks a point outside the chart, with its value."
-    chart = responsive(lambda width: _draw(width, series, dense, limits, metric), WIDE)
+    unit = "rows" if prunes_rows(run) else "prunable weights"
+    chart = responsive(lambda width: _draw(width, series, dense, limits, metric, unit), WIDE)
     numbers = _numbers_table(steps, metric, fine_tuned)
     content = f'<div class="beside"><div>{legend(*entries)}{chart}</div>{numbers}</div>'
     return figure(f"{metric.title} against sparsity", reading, content)
@@ -85,26 +92,47 @@ def _collect_series(steps: Sequence[Step], metric: Metric, fine_tuned: bool) -> 
 
 
 def _value_range(
-    series: Sequence[_Series], dense: float | None, higher: bool
+    series: Sequence[_Series], dense: float | None, metric: Metric
 ) -> tuple[tuple[float, float], bool]:
     """Return the range of the axis, and whether it leaves points out.
 
     A very bad value right after pruning is left out, because it would flatten the final differences.
     """
     reference = [] if dense is None else [dense]
-    lo, hi = padded([v for s in series for _, v, _ in s.points] + reference)
+    values = [v for s in series for _, v, _ in s.points] + reference
+    lo, hi = _wanted_range(series, values, reference, metric.higher)
+    if metric.unit == "%" and min(values) >= 0 and max(values) <= 1:
+        lo, hi = _within_percentages(lo, hi)
+    return (lo, hi), not all(lo <= value <= hi for value in values)
+
+
+def _within_percentages(lo: float, hi: float) -> tuple[float, float]:
+    """Return a range of fractions that has no place below 0 or above 1 and is a percentage point wide."""
+    middle, half = (lo + hi) / 2, max(hi - lo, _LEAST_POINT) / 2
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def _wanted_range(
+    series: Sequence[_Series], values: Sequence[float], reference: list[float], higher: bool
+) -> tuple[float, float]:
+    lo, hi = padded(values)
     core = [v for s in series if s.shape != "diamond" for _, v, _ in s.points]
     if core and any(s.shape == "dot" for s in series):
         low, high = padded(core + reference, 0.12)
         margin = 3 * (high - low)
         near = (max(lo, high - margin), high) if higher else (low, min(hi, low + margin))
         if near[1] - near[0] < 0.6 * (hi - lo):
-            return near, True
-    return (lo, hi), False
+            return near
+    return lo, hi
 
 
 def _draw(
-    width: int, series: Sequence[_Series], dense: float | None, limits: tuple[float, float], metric: Metric
+    width: int,
+    series: Sequence[_Series],
+    dense: float | None,
+    limits: tuple[float, float],
+    metric: Metric,
+    unit_of_sparsity: str,
 ) -> str:
     deepest = 1.04 * compression(max(s for group in series for s, _, _ in group.points)) or 0.1
     height = 360 if width > 400 else 320
@@ -115,7 +143,7 @@ def _draw(
     body += [_draw_series(axes, group, limits, metric) for group in series]
     unit = f" [{metric.unit}]" if metric.unit else ""
     aria = f"{metric.title} against sparsity. " + "; ".join(t for s in series for _, _, t in s.points)
-    return axes.svg("".join(body), "sparsity [% of prunable weights]", metric.title + unit, aria)
+    return axes.svg("".join(body), f"sparsity [% of {unit_of_sparsity}]", metric.title + unit, aria)
 
 
 def _draw_series(axes: Axes, series: _Series, limits: tuple[float, float], metric: Metric) -> str:
@@ -123,7 +151,7 @@ def _draw_series(axes: Axes, series: _Series, limits: tuple[float, float], metri
     ordered = sorted(series.points)
     at = [(axes.x(compression(s)), axes.y(min(max(v, lo), hi))) for s, v, _ in ordered]
     parts = [f'<g class="{series.colour}">']
-    if series.joined and len(at) > 1:
+    if series.has_line:
         parts.append(f'<path class="line" d="M{"L".join(f"{x} {y}" for x, y in at)}"/>')
     for (x, y), (_, value, text) in zip(at, ordered, strict=True):
         if lo <= value <= hi:

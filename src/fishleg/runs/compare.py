@@ -19,6 +19,7 @@ from fishleg.runs.run import Run
 
 # The compensation that each method is published with. Other methods use the recipe's.
 _COMPENSATION = {"magnitude": "none", "obert": "sum", "mfac": "sum"}
+_MARKS = "osD^vP*X"  # of single points, which may lie on top of each other
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,10 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the main results by method, as values for JSON."""
-        keys = ("sparsity", "sparse", "dense", "metric", "bytes_sparse", "macs_sparse", "seconds", "warnings")
+        keys = (
+            "sparsity", "sparse", "dense", "metric", "bytes_sparse", "macs_sparse", "macs_small", "seconds",
+            "warnings",
+        )  # fmt: skip
         return {
             method: {**{k: record.get(k) for k in keys}, "curve": self.curves[method]}
             for method, record in self.records.items()
@@ -58,7 +62,7 @@ class Comparison:
         )
         for method in ranked:
             r = self.records[method]
-            macs = r["macs_sparse"] / r["macs_dense"] if r.get("macs_dense") else float("nan")
+            macs = _kept_macs(r) / r["macs_dense"] if r.get("macs_dense") else float("nan")
             lines.append(
                 f"{method:<12}{formatted(r['sparse']['metric']):>12}{r['sparsity']:>10.2%}"
                 f"{r['bytes_sparse']:>14,}{macs:>11.1%}{r['seconds']:>9.0f}"
@@ -82,17 +86,42 @@ class Comparison:
         scale = 100 if first["metric_unit"] == "%" else 1
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axis = figure.subplots()
-        for method, curve in self.curves.items():
-            style = {"linewidth": 2.5} if method == "fishleg" else {"linestyle": "--"}
+        for i, (method, curve) in enumerate(self.curves.items()):
             points = [(100 * s, scale * m) for s, m in curve]
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=3, label=method, **style)
-        axis.axhline(scale * first["dense"]["metric"], color="grey", linewidth=0.8)
+            style = _style(method, i, len(points))
+            axis.plot(*zip(*points, strict=True), label=method, clip_on=False, **style)
+        axis.axhline(scale * first["dense"]["metric"], color="grey", linewidth=0.8, label="dense")
+        _keep_percentages(axis, metric=scale == 100)
         axis.set(xlabel="sparsity, %", ylabel=f"{first['metric']}{', %' if scale == 100 else ''}")
         axis.set_title(f"{first['name']}, {first['mode']}")
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
         figure.savefig(path, dpi=130)
         return True
+
+
+def _kept_macs(record: dict[str, Any]) -> int:
+    """Return the multiply-adds that are left. Rows count only if they are cut out."""
+    if record.get("pattern") == "rows":
+        return int(record.get("macs_small", record["macs_dense"]))
+    return int(record["macs_sparse"])
+
+
+def _style(method: str, index: int, points: int) -> dict[str, Any]:
+    """Return how a method is drawn: as a line with dots, or as a mark where there is a single point."""
+    if points == 1:  # the legend shows a line for every style that has one
+        return {"linestyle": "none", "marker": _MARKS[index % len(_MARKS)], "markersize": 7, "alpha": 0.8}
+    line = {"linewidth": 2.5} if method == "fishleg" else {"linestyle": "--"}
+    return {"marker": "o", "markersize": 3, **line}
+
+
+def _keep_percentages(axis: Any, metric: bool) -> None:
+    """Leave no place above 100 % or below 0 % on the axis of the sparsity and, if `metric`, of the metric."""
+    low, high = axis.get_xlim()
+    axis.set_xlim(max(low, 0), min(high, 100))
+    if metric:
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, 0), min(high, 100))
 
 
 def compare_methods(

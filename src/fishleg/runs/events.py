@@ -22,8 +22,9 @@ from fishleg.runs.errors import ToolError
 Event = dict[str, Any]
 _COLUMNS = (
     "time", "event", "stage", "step", "target", "sparsity", "loss", "metric", "predicted", "measured",
-    "gauge", "lr", "phase",
+    "gauge", "lr", "phase", "auxiliary_loss",
 )  # fmt: skip
+_FOR_DISPLAYS = ("phase", "progress")  # they say what happens right now; nobody asks for it later
 
 
 class Listener(Protocol):
@@ -59,7 +60,9 @@ class FileLog:
             self._write(1, ",".join(_COLUMNS) + "\n")
 
     def event(self, event: Event) -> None:
-        """Append an event to both files."""
+        """Append an event to both files; events that are meant for displays alone are left out."""
+        if event["event"] in _FOR_DISPLAYS:
+            return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
         self._write(0, json.dumps(finite) + "\n")
         row = io.StringIO()
@@ -131,8 +134,9 @@ class TensorBoard:
 
     def event(self, event: Event) -> None:
         """Log every number of the event under the name event/name."""
-        self.count += 1
-        for name, value in _scalars(event).items():
+        scalars = _scalars(event)
+        self.count += bool(scalars)
+        for name, value in scalars.items():
             self.writer.add_scalar(f"{event['event']}/{name}", value, self.count)
 
     def close(self) -> None:
@@ -161,7 +165,8 @@ class WeightsAndBiases:
 
     def event(self, event: Event) -> None:
         """Log every number of the event under the name event/name."""
-        self.run.log({f"{event['event']}/{name}": value for name, value in _scalars(event).items()})
+        if scalars := _scalars(event):
+            self.run.log({f"{event['event']}/{name}": value for name, value in scalars.items()})
 
     def close(self) -> None:
         """Mark the run as finished on the server."""
@@ -169,7 +174,9 @@ class WeightsAndBiases:
 
 
 def _scalars(event: Event) -> dict[str, float]:
-    """Return the numbers in an event."""
+    """Return the numbers in an event; none of an event that is meant for displays alone."""
+    if event["event"] in _FOR_DISPLAYS:
+        return {}
     return {k: v for k, v in event.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,8 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
     else:
         state = load_weights(path)
         made = made or _recipe_inside(path)
+    if path.suffix == ".safetensors":  # such a file does not keep the order of the model
+        state = dict(sorted(state.items(), key=lambda item: _natural(item[0])))
     size = path.stat().st_size
     tensors = [_facts(name, tensor, pattern) for name, tensor in state.items()]
     zeroed = {t.name for t in tensors if t.sparsity > 0 and len(t.shape) > 1}
@@ -155,6 +158,12 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
     holds = None if pattern is None else bool(verdicts) and all(verdicts)
     sparsity = zeros / total if total else 0.0
     return Inspection(str(path), size, packed, sparsity, sparsity_of, tensors, made, pattern, holds)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts layer 2 before layer 12."""
+    parts = re.split("([0-9]+)", name)  # every second one is a number, which may be too long for int
+    return [(len(part.lstrip("0")) if i % 2 else 0, part) for i, part in enumerate(parts)]
 
 
 def _facts(name: str, tensor: Tensor, pattern: str | None) -> TensorFacts:
@@ -214,7 +223,8 @@ def _masks_inside(content: dict[str, Any], state: dict[str, Tensor]) -> dict[str
     removed = sum(int((~mask).sum()) for mask in masks.values())
     alive = sum(int((state[name][~mask] != 0).sum()) for name, mask in masks.items() if name in state)
     stages, step = len(surgeon["history"]), (content["session"].get("fine_tuner") or {}).get("step")
-    place = f"{stages} pruning steps done" + ("" if step is None else f", training step {step}")
+    place = f"{stages} pruning step{'' if stages == 1 else 's'} done"
+    place += "" if step is None else f", training step {step}"
     obeyed = "all of them zero" if not alive else f"{alive:,} of them NOT zero"
     return {"place": place, "masks": f"{removed:,} weights of {len(masks)} tensors masked, {obeyed}"}
 

@@ -16,7 +16,7 @@ from fishleg.runs.directory import LOG, MODEL, PACKED, REPORT, SMALL
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import read_events
 from fishleg.runs.log import RunLog
-from fishleg.runs.macs import kept_macs
+from fishleg.runs.macs import count_macs, kept_macs
 from fishleg.runs.setup import Prepared
 from fishleg.runs.speed import compare_speed
 from fishleg.runs.weights import SHRUNK
@@ -53,7 +53,8 @@ def write_results(
     if surgeon.pattern.whole_rows:
         try:
             fastest, sizes = _write_small(directory, model, batch, prepared.forward, facts)
-            record |= sizes
+            zero_rows = sum(_zero_rows(fastest.get_parameter(name)) for name in surgeon.masks)
+            record |= {**sizes, "zero_rows_small": zero_rows}
         except (ValueError, RuntimeError) as error:
             run_log.warn(f"{SMALL} is not written, removed rows stay in the model as zeros: {error}")
     record["speed"] = compare_speed(prepared.dense, fastest, batch, prepared.forward)
@@ -101,8 +102,16 @@ def _write_small(
     """
     small = shrink(model, batch, forward=forward)
     _write(directory / SMALL, _unique(small.state_dict()), {SHRUNK: "yes", **facts})
-    size = (directory / SMALL).stat().st_size
-    return small, {"bytes_small": size, "parameters_small": sum(p.numel() for p in small.parameters())}
+    return small, {
+        "bytes_small": (directory / SMALL).stat().st_size,
+        "parameters_small": sum(p.numel() for p in small.parameters()),
+        "macs_small": sum(count_macs(small, batch, forward).values()),
+    }
+
+
+def _zero_rows(weight: Tensor) -> int:
+    """Return the number of rows of a matrix or kernel that are zero."""
+    return 0 if weight.dim() < 2 else int((weight.detach().flatten(1) == 0).all(1).sum())
 
 
 def _unique(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -123,5 +132,5 @@ def _write_report(directory: Path, record: Mapping[str, Any], recipe: str) -> No
     """Write the HTML report from the record and the log."""
     from fishleg.report import render_report
 
-    text = render_report(dict(record), read_events(directory / LOG), recipe)
+    text = render_report(dict(record), read_events(directory / LOG), recipe, directory)
     write_atomically(directory / REPORT, text.encode())

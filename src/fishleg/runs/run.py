@@ -420,7 +420,7 @@ class Run:
         self._q_seen += 1
         if self._q_seen % _Q_EVENTS_EVERY == 1:
             self.run_log.emit(
-                "q", step=stats.step, loss=stats.loss, gauge=stats.gauge_smoothed, phase=self._phase
+                "q", step=stats.step, auxiliary_loss=stats.loss, gauge=stats.gauge_smoothed, phase=self._phase
             )
 
     def _stop_if_requested(self) -> None:
