@@ -285,6 +285,9 @@ def broken_runs(folder: Path) -> None:
     other = variant("other-model")
     text = (other / "recipe.toml").read_text()
     (other / "recipe.toml").write_text(text.replace("net.py:make", "net.py:wide"))
+    (folder / "theirs").mkdir()
+    for name in ("comparison.json", "demo.png"):
+        (folder / "theirs" / name).write_text("{}")
     (folder / "used").mkdir()
     save_file({"a": torch.ones(3)}, folder / "used" / "model.safetensors")
 

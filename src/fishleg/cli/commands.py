@@ -62,9 +62,10 @@ def main(debug: bool) -> None:
 def demo(ctx: click.Context, out: str) -> None:
     """The command `fishleg demo`."""
     _check_directory(Path(out))
-    from fishleg.cli.demo import main as run_demo
+    from fishleg.cli import demo as module
 
-    ctx.exit(run_demo(["--out", out]))
+    module.check_out(Path(out))
+    ctx.exit(module.main(["--out", out]))
 
 
 def _check_directory(out: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -18,12 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fishleg.formats.files import foreign_file, write_figure, write_json
 from fishleg.inverse import Auxiliary, AuxiliaryStats, InverseFisher
 from fishleg.options import AuxiliaryOptions, FineTuningOptions, PruningOptions
 from fishleg.pruning import PruningSession, StageDone
 from fishleg.workloads import Batches, DigitsNet, split_digits
 
 Point = tuple[float, float]
+_RESULTS, _PICTURE, _MAKER = "demo.json", "demo.png", "fishleg demo"
 TARGETS = (0.9, 0.95)
 GRADUAL = (0.5, 0.7, 0.8, 0.87, 0.9, 0.93, 0.95)
 SAMPLES = 128  # gradients per estimate of Q
@@ -95,10 +96,27 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         if getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be >= 1, got {getattr(arguments, name)}")
     try:
+        check_out(arguments.out)
         arguments.out.mkdir(parents=True, exist_ok=True)
+    except ValueError as error:
+        parser.error(str(error))
     except OSError as error:
         parser.error(f"cannot write to --out {arguments.out}: {error.strerror}")
     return arguments
+
+
+def check_out(out: Path) -> None:
+    """Check that the demo would not overwrite a file that is not its own.
+
+    Args:
+        out: The directory of the results.
+
+    Raises:
+        ValueError: It would.
+    """
+    foreign = foreign_file(out / _RESULTS, _MAKER, out / _PICTURE)
+    if foreign is not None:
+        raise ValueError(f"out: {foreign} is there, which the demo would overwrite: choose another directory")
 
 
 def train(x: Tensor, y: Tensor, steps: int, seed: int) -> nn.Module:
@@ -247,12 +265,10 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def _write(result: dict[str, Any], out: Path) -> None:
-    path = out / "demo.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result))
-    temporary.replace(path)
+    path = out / _RESULTS
+    write_json(path, {"made_by": _MAKER, **result})
     _say(f"\nwrote {path}")
-    picture = draw(result, out / "demo.png")
+    picture = draw(result, out / _PICTURE)
     _say(f"wrote {picture}" if picture else "no picture: install matplotlib (pip install 'fishleg[plot]')")
 
 
@@ -289,7 +305,7 @@ def draw(result: dict[str, Any], path: Path) -> Path | None:
         axis.set_ylim(max(low, 0), min(high, 100))  # the margin may reach above 100 %
         axis.set(title=title, xlabel="sparsity, %", ylabel="test accuracy, %")
         axis.legend(frameon=False, fontsize=8, loc="best")
-    figure.savefig(path, dpi=130)
+    write_figure(path, figure)
     return path
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fishleg.cli.display import WarningsOnly, make_display
 from fishleg.cli.flags import Sections, recipe_options
 from fishleg.cli.group import json_option, quiet_option, recipe_of, recipe_option, trust_option
 from fishleg.cli.output import ResultsCommand, show
 from fishleg.formats.files import to_json
+from fishleg.runs.events import Listener
 from fishleg.runs.recipe import SECTIONS
 
 if TYPE_CHECKING:
@@ -93,9 +96,13 @@ def prune(
         recipe.check()
         show(recipe.to_toml().rstrip("\n"))
         return
-    from fishleg.runs import launch as runs
 
-    _execute(runs.start(recipe, command=f"fishleg {shlex.join(sys.argv[1:])}"), as_json, quiet)
+    def make(display: Listener) -> Run:
+        from fishleg.runs import launch
+
+        return launch.start(recipe, listeners=[display], command=f"fishleg {shlex.join(sys.argv[1:])}")
+
+    _execute(make, as_json, quiet)
 
 
 @click.command(cls=ResultsCommand, help=_RESUME_HELP, short_help="Continue an interrupted run.")
@@ -105,17 +112,38 @@ def prune(
 @quiet_option
 def resume(directory: Path, trust: bool, as_json: bool, quiet: bool) -> None:
     """The command `fishleg resume`."""
-    from fishleg.runs import launch as runs
 
-    _execute(runs.resume(directory, trust=trust), as_json, quiet)
+    def make(display: Listener) -> Run:
+        from fishleg.runs import launch
+
+        return launch.resume(directory, listeners=[display], trust=trust)
+
+    _execute(make, as_json, quiet)
 
 
-def _execute(run: Run, as_json: bool, quiet: bool) -> None:
-    from fishleg.cli.display import WarningsOnly, make_display
-
-    run.listen(WarningsOnly() if quiet else make_display(run.evaluator.unit, run.evaluator.name))
-    record = run.execute()
+def _execute(make: Callable[[Listener], Run], as_json: bool, quiet: bool) -> None:
+    """Make a run and do its work. The display is there from the first second."""
+    display = WarningsOnly() if quiet else make_display()
+    try:
+        display.event({"event": "phase", "message": "loading PyTorch"})  # which takes seconds
+        run = make(display)
+        record = run.execute()
+    finally:
+        display.close()
+    if not quiet:
+        _show_next_steps(record, run.directory)
     show(to_json(record) if as_json else f"{run.directory / 'report.html'}")
+
+
+def _show_next_steps(record: dict[str, Any], directory: Path) -> None:
+    """Print the commands that a finished run leads to; the report has more."""
+    from fishleg.report import next_steps, short_path
+
+    steps = next_steps(record, short_path(directory, Path.cwd()))
+    commands = [(title, code) for title, code in steps if code.startswith("fishleg ")]
+    width = max(len(code) for _, code in commands)
+    lines = [f"  {code:<{width}}   # {title[0].lower()}{title[1:]}" for title, code in commands]
+    click.echo("\n".join(["what next (the report has more):", *lines]), err=True)
 
 
 @click.command(
@@ -137,13 +165,15 @@ def compare(model: str | None, methods: str, recipe_file: str | None, as_json: b
     # every run replaces the method; that of the common recipe must not contradict --empirical
     recipe = recipe_of(model, recipe_file, {**options, "method": next(iter(EMPIRICAL_METHODS))})
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    result = compare_methods(recipe, names, on_run=_show_run)
+    result = compare_methods(recipe, names, make_listener=_display_of)
     show(to_json(result.as_dict()) if as_json else result.table())
 
 
-def _show_run(run: Run) -> None:
-    """Print the method of a run, and show its progress."""
-    from fishleg.cli.display import make_display
+def _display_of(method: str) -> Listener:
+    """Print the name of a method.
 
-    click.echo(f"-- {run.recipe.pruning.method}", err=True)
-    run.listen(make_display(run.evaluator.unit, run.evaluator.name))
+    Returns:
+        A display of its run.
+    """
+    click.echo(f"-- {method}", err=True)
+    return make_display()

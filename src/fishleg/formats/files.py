@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import json
 import math
@@ -136,3 +137,36 @@ def write_json(path: Path, value: Any, *, new: bool = False) -> None:
         new: Whether the file must not exist yet.
     """
     write_atomically(path, f"{to_json(value)}\n".encode(), new=new)
+
+
+def write_figure(path: Path, figure: Any, *, new: bool = False) -> None:
+    """Write a picture completely or not at all.
+
+    Args:
+        path: The file; its ending gives the format.
+        figure: A figure of matplotlib.
+        new: Whether the file must not exist yet.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:].lower(), dpi=130)
+    write_atomically(path, buffer.getvalue(), new=new)
+
+
+def foreign_file(results: Path, maker: str, *others: Path) -> Path | None:
+    """Find a file that a command would replace and that is not from an earlier call of it.
+
+    Args:
+        results: The JSON file in which the command names itself under "made_by".
+        maker: That name.
+        others: Files that it writes beside it.
+
+    Returns:
+        The first such file; None if all may be written.
+    """
+    try:
+        content = json.loads(results.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        content = None
+    if isinstance(content, dict) and content.get("made_by") == maker:
+        return None
+    return next((path for path in (results, *others) if os.path.lexists(path)), None)

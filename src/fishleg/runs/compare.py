@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fishleg.formats.files import write_json
+from fishleg.formats.files import foreign_file, write_figure, write_json
 from fishleg.options.declaration import nearest
 from fishleg.options.names import EMPIRICAL_METHODS, METHODS
-from fishleg.runs.directory import LOG, check_unused, read_record
+from fishleg.runs.directory import LOG, RECIPE, RUN, check_unused, read_record
 from fishleg.runs.errors import ToolError
-from fishleg.runs.events import read_events
+from fishleg.runs.events import Listener, read_events
 from fishleg.runs.launch import resume, start
 from fishleg.runs.recipe import Recipe
-from fishleg.runs.run import Run
 
 # The compensation that each method is published with. Other methods use the recipe's.
 _COMPENSATION = {"magnitude": "none", "obert": "sum", "mfac": "sum"}
+_TABLE, _PICTURE, _MAKER = "comparison.json", "comparison.png", "fishleg compare"
 _MARKS = "osD^vP*X"  # of single points, which may lie on top of each other
 
 
@@ -96,7 +96,7 @@ class Comparison:
         axis.set_title(f"{first['name']}, {first['mode']}")
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
-        figure.savefig(path, dpi=130)
+        write_figure(path, figure)
         return True
 
 
@@ -128,7 +128,7 @@ def compare_methods(
     recipe: Recipe,
     methods: Sequence[str],
     base: Path | None = None,
-    on_run: Callable[[Run], None] | None = None,
+    make_listener: Callable[[str], Listener] | None = None,
 ) -> Comparison:
     """Run several methods on the same budget, one after another. Finished runs are not repeated.
 
@@ -138,7 +138,7 @@ def compare_methods(
         recipe: The options that all runs share; each run gets a directory inside its `out`.
         methods: The names of the methods.
         base: The directory that relative paths refer to; default: the current one.
-        on_run: Called with each run before it starts, for instance to show its progress.
+        make_listener: Called with each method before its run; what it returns receives the events.
 
     Returns:
         The records and curves of all runs.
@@ -151,13 +151,13 @@ def compare_methods(
     records, curves = {}, {}
     for method, this in recipes.items():
         directory = Path(this.run.out)
-        records[method] = _run(this, directory, base, on_run)
+        records[method] = _run(this, directory, base, make_listener)
         events = read_events(directory / LOG)
         curves[method] = [(e["sparsity"], e["metric"]) for e in events if e["event"] == "stage"]
     result = Comparison(records, curves)
     out = (base / recipe.run.out).resolve()
-    write_json(out / "comparison.json", result.as_dict())
-    result.draw(out / "comparison.png")
+    write_json(out / _TABLE, {"made_by": _MAKER, "methods": result.as_dict()})
+    result.draw(out / _PICTURE)
     return result
 
 
@@ -181,8 +181,10 @@ def _recipes(recipe: Recipe, methods: Sequence[str], base: Path) -> dict[str, Re
         known = ", ".join(EMPIRICAL_METHODS)
         raise ToolError(f"empirical = true needs one of the methods {known}, got {', '.join(methods)}")
     out = (base / recipe.run.out).resolve()
-    if (out / "run.json").exists():
+    if (out / RUN).exists():
         raise ToolError(f"{out} holds a single run: choose another out for the comparison")
+    if (foreign := foreign_file(out / _TABLE, _MAKER, out / _PICTURE)) is not None:
+        raise ToolError(f"out: {foreign} is there, which a comparison would overwrite: choose another out")
     recipes = {}
     for method in methods:
         changes: dict[str, Any] = {"method": method, "out": str(out / method)}
@@ -190,7 +192,7 @@ def _recipes(recipe: Recipe, methods: Sequence[str], base: Path) -> dict[str, Re
         if recipe.pruning.compensation == "joint" and method in _COMPENSATION:
             changes["compensation"] = _COMPENSATION[method]
         recipes[method] = recipe.replace(**changes)
-        if (out / method / "run.json").exists():
+        if (out / method / RUN).exists():
             _check_same(recipes[method], out / method)
         else:
             check_unused(out / method)
@@ -198,19 +200,22 @@ def _recipes(recipe: Recipe, methods: Sequence[str], base: Path) -> dict[str, Re
 
 
 def _check_same(recipe: Recipe, directory: Path) -> None:
-    before = (directory / "recipe.toml").read_text() if (directory / "recipe.toml").exists() else ""
+    before = (directory / RECIPE).read_text() if (directory / RECIPE).exists() else ""
     if before and before != recipe.to_toml():
         raise ToolError(f"{directory} holds a run with other options: choose another out, or delete it")
 
 
-def _run(recipe: Recipe, directory: Path, base: Path, on_run: Callable[[Run], None] | None) -> dict[str, Any]:
-    if (directory / "run.json").exists():
-        record = read_record(directory)
-        if record.get("status") == "finished":
-            return record
-        run = resume(directory)
-    else:
-        run = start(recipe, base=base)
-    if on_run is not None:
-        on_run(run)
-    return run.execute()
+def _run(
+    recipe: Recipe, directory: Path, base: Path, make_listener: Callable[[str], Listener] | None
+) -> dict[str, Any]:
+    going_on = (directory / RUN).exists()
+    if going_on and (record := read_record(directory)).get("status") == "finished":
+        return record
+    listeners = [] if make_listener is None else [make_listener(recipe.pruning.method)]
+    try:
+        if going_on:  # with the recipe that was given, so that its code is the user's own
+            return resume(directory, listeners=listeners, trust=True).execute()
+        return start(recipe, base=base, listeners=listeners).execute()
+    finally:
+        for listener in listeners:
+            listener.close()

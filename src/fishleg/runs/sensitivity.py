@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fishleg.formats.files import write_figure
 from fishleg.pruning import Surgeon, default_sparsity
 from fishleg.runs.budgets import check_reachable
 from fishleg.runs.errors import ToolError
@@ -123,7 +124,7 @@ class Sensitivity:
         axis.set_title("Loss increase that Q predicts for each layer alone (the ten largest are named)")
         axis.grid(alpha=0.3)
         axis.legend(frameon=False, fontsize=7)
-        figure.savefig(path, dpi=130)
+        write_figure(path, figure, new=True)
 
 
 def check_picture(path: Path) -> None:
@@ -141,8 +142,8 @@ def check_picture(path: Path) -> None:
         raise ToolError("a picture needs matplotlib: pip install 'fishleg[plot]'") from None
     if path.suffix.lower() not in _PICTURES:
         raise ToolError(f"picture must end in {', '.join(_PICTURES)}, got {str(path)!r}")
-    if path.is_dir():
-        raise ToolError(f"picture: {path} is a directory")
+    if os.path.lexists(path):
+        raise ToolError(f"picture: {path} is there already: choose another name, or delete it")
     if not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
         raise ToolError(f"picture: {path} cannot be written: its directory does not exist or is read-only")
 
