@@ -13,6 +13,7 @@ import click
 import fishleg
 from fishleg.cli.analysis_commands import evaluate, inspect, sensitivity
 from fishleg.cli.group import CommandGroup, json_option
+from fishleg.cli.model_commands import bench, export
 from fishleg.cli.run_commands import compare, prune, resume
 from fishleg.runs.errors import ToolError
 
@@ -87,7 +88,7 @@ def doctor(as_json: bool) -> None:
     click.echo(json.dumps(found, indent=1) if as_json else table(found))
 
 
-for command in (prune, resume, compare, sensitivity, inspect, evaluate, demo, doctor):
+for command in (prune, resume, compare, sensitivity, inspect, evaluate, export, bench, demo, doctor):
     main.add_command(command)
 
 

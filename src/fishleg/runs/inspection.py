@@ -13,9 +13,10 @@ from fishleg.formats.packed import pack
 from fishleg.pruning.patterns import NM, Blocks, Rows, as_pattern
 from fishleg.runs.directory import read_record
 from fishleg.runs.errors import ToolError
-from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
+from fishleg.runs.load import load_run
+from fishleg.runs.recipe import Recipe
 from fishleg.runs.setup import prepare
-from fishleg.runs.weights import apply_weights, load_weights
+from fishleg.runs.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -253,21 +254,8 @@ def evaluate_run(directory: Path) -> dict[str, Any]:
 
     Returns:
         The metric by its name, and the loss if there are labels.
-
-    Raises:
-        ToolError: There is no run, or it has no final model yet.
     """
-    record = read_record(directory)
-    if not (directory / "model.safetensors").is_file():
-        raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
-    if not isinstance(record.get("base"), str):
-        raise ToolError(f"{directory / 'run.json'} holds no record of a run")
-    recipe = make_recipe(load_recipe(directory / "recipe.toml"))
-    # without labels the sparse model is compared with the dense one, which is therefore loaded first
-    dense = checkpoint.load(directory / "dense.ckpt")
-    prepared = prepare(recipe, Path(record["base"]), prunes=False, dense=dense)
-    sparse = (directory / "model.safetensors").resolve()
-    apply_weights(prepared.model, load_weights(sparse), sparse)
+    prepared = load_run(directory)
     result = prepared.evaluator(prepared.model)
     found: dict[str, Any] = {prepared.evaluator.name: result.metric}
     return found if result.loss is None else {**found, "loss": result.loss}
