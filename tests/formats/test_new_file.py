@@ -80,14 +80,12 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_can_be_known_before_is_checked_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_can_be_known_before_is_checked_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="its directory does not exist"):
         check_new_file(tmp_path / "no" / "a.bin")
     with pytest.raises(ValueError, match="File name too long"):
         check_new_file(tmp_path / (300 * "x"))
-    with pytest.raises(ValueError, match="cannot be written: .*null"):
+    with pytest.raises(ValueError, match=r"cannot be written: .*null"):
         check_new_file(tmp_path / "a\0b")
     with pytest.raises(ValueError, match="does not name a file"):
         check_new_file(Path(""))

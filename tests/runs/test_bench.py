@@ -105,14 +105,16 @@ def test_an_onnx_file_is_measured_and_compared(finished: Path, tmp_path: Path) -
     assert sum("computes something else than each of the other models" in n for n in result.notes) == 1
     export_model(nn.Bilinear(2, 2, 3), (torch.zeros(3, 2), torch.zeros(3, 2)), foreign,
                  lambda model, batch: model(*batch))  # fmt: skip
-    with pytest.raises(ToolError, match="the inputs of .*foreign.onnx are input_0, input_1, the batches have"):
+    with pytest.raises(
+        ToolError, match=r"the inputs of .*foreign.onnx are input_0, input_1, the batches have"
+    ):
         bench_run(finished / "run", [1], 0.05, foreign)
     foreign.unlink()
     export_model(nn.Linear(3, 3), torch.zeros(3, 3), foreign)
-    with pytest.raises(ToolError, match="foreign.onnx cannot be run on a batch of 1: "):
+    with pytest.raises(ToolError, match=r"foreign.onnx cannot be run on a batch of 1: "):
         bench_run(finished / "run", [1], 0.05, foreign)
     foreign.write_bytes(b"garbage")
-    with pytest.raises(ToolError, match="onnx: ONNX Runtime cannot read .*foreign.onnx"):
+    with pytest.raises(ToolError, match=r"onnx: ONNX Runtime cannot load .*foreign.onnx"):
         bench_run(finished / "run", [1], 0.05, foreign)
 
 
@@ -136,9 +138,7 @@ def test_wrong_values(finished: Path, sizes: list[int], seconds: float, message:
         bench_recipe(make_recipe(QUICK_RUN), sizes, seconds)
 
 
-def test_onnx_runtime_may_be_missing(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onnx_runtime_may_be_missing(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ToolError, match="onnx: there is no file"):
         bench_run(finished / "run", [1], 1, tmp_path / "model.onnx")
     (tmp_path / "model.onnx").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""File formats: checkpoints (`checkpoint`), packed files of sparse models (`packed`), and TOML (`toml`).
+"""File formats: checkpoints, packed files of sparse models, exported models (`traced`, `onnx`), and TOML.
 
 The exported names are imported on first use, because the recipes of the command line need TOML but not torch.
 """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fishleg.formats.traced import TracedModel, first_line, torch_warnings_ignored
+from fishleg.formats.traced import TracedModel, first_line, torch_messages_ignored
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _MOST_BYTES = 2**31 - 1  # of a file without external data
@@ -42,7 +42,7 @@ def to_onnx(traced: TracedModel) -> tuple[bytes, float]:
     """
     names = traced.call.names
     try:
-        with torch_warnings_ignored():
+        with torch_messages_ignored():
             made = torch.onnx.export(
                 traced.program, dynamo=True, input_names=names, output_names=["output"], verbose=False
             )
@@ -91,7 +91,7 @@ class OnnxModel:
         inputs: The names of its inputs.
 
     Raises:
-        ValueError: If ONNX Runtime cannot read the model.
+        ValueError: If ONNX Runtime cannot load the model.
     """
 
     def __init__(self, source: bytes | Path, threads: int | None = None) -> None:
@@ -108,7 +108,10 @@ class OnnxModel:
                 providers=["CPUExecutionProvider"],
             )
         except Exception as error:
-            raise ValueError(f"ONNX Runtime cannot read {name}: {first_line(error)}") from error
+            hint = ""
+            if "NOT_IMPLEMENTED" in str(error):
+                hint = ". It lacks many operations in other dtypes than float32: export model.float()"
+            raise ValueError(f"ONNX Runtime cannot load {name}: {first_line(error)}{hint}") from error
         self.inputs = [value.name for value in self._session.get_inputs()]
 
     def run(self, tensors: list[Tensor]) -> Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ _TORCH_WARNINGS = (
     (r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning),
     (r"The tensor attributes? .*_flat_weights.* (was|were) assigned during export", UserWarning),
 )
+_TORCH_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch.onnx", "onnxscript")
 
 
 class TensorCall(nn.Module):
@@ -216,7 +218,7 @@ def _export(call: TensorCall, batch: Any) -> torch.export.ExportedProgram:
     dynamic = torch.export.Dim("batch")
     shapes = tuple({0: dynamic} if t.dim() > 0 and len(t) == size else None for t in tensors)
     try:
-        with torch.no_grad(), torch_warnings_ignored():
+        with torch.no_grad(), torch_messages_ignored():
             return torch.export.export(
                 call, tuple(map(Tensor.clone, tensors)), dynamic_shapes=(shapes,), strict=False
             )
@@ -227,7 +229,10 @@ def _export(call: TensorCall, batch: Any) -> torch.export.ExportedProgram:
                 f"the model's code fixes the batch size {size}, but an exported file is for batches of any "
                 f"size: write x.flatten(1) instead of x.view({size}, -1), for example"
             ) from error
-        raise ValueError(f"torch.export cannot trace the model: {first_line(error)}") from error
+        hint = ""
+        if "data-dependent" in text:
+            hint = ". The model's code depends on the values of a tensor, as in `if x.sum() > 0`"
+        raise ValueError(f"torch.export cannot trace the model: {first_line(error)}{hint}") from error
 
 
 def to_pt2(traced: TracedModel) -> tuple[bytes, float]:
@@ -240,7 +245,7 @@ def to_pt2(traced: TracedModel) -> tuple[bytes, float]:
         The bytes of a .pt2 file, and the largest relative difference that was found.
     """
     buffer = io.BytesIO()
-    with torch_warnings_ignored():
+    with torch_messages_ignored():
         torch.export.save(traced.program, buffer)
         buffer.seek(0)
         loaded = torch.export.load(buffer).module()
@@ -275,12 +280,20 @@ def _tolerance(outputs: Tensor) -> float:
 
 
 @contextmanager
-def torch_warnings_ignored() -> Iterator[None]:
-    """Ignore the warnings that torch's export raises about its own code. This is not safe in threads."""
-    with warnings.catch_warnings():
-        for message, category in _TORCH_WARNINGS:
-            warnings.filterwarnings("ignore", message, category)
-        yield
+def torch_messages_ignored() -> Iterator[None]:
+    """Ignore what torch's export prints, logs and warns about its own code. This is not safe in threads."""
+    loggers = [logging.getLogger(name) for name in _TORCH_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            for message, category in _TORCH_WARNINGS:
+                warnings.filterwarnings("ignore", message, category)
+            for logger in loggers:
+                logger.setLevel(logging.CRITICAL)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def first_line(error: BaseException) -> str:
