@@ -72,10 +72,9 @@ def export(
     **options: Any,
 ) -> None:
     """The command `fishleg export`."""
-    from fishleg.runs.export import check_export, export_recipe, export_run
+    from fishleg.runs.export import export_recipe, export_run
 
     directory = _run_directory(source, recipe_file, options)
-    check_export(Path(path), packed)
     if directory is not None:
         result = export_run(directory, Path(path), packed=packed, shrunk=shrunk, given=flags_given(options))
     else:
@@ -107,11 +106,10 @@ def bench(
     **options: Any,
 ) -> None:
     """The command `fishleg bench`."""
-    from fishleg.runs.bench import bench_recipe, bench_run, check_bench
+    from fishleg.runs.bench import bench_recipe, bench_run
 
     sizes, file = _batch_sizes(batch_sizes), None if onnx is None else Path(onnx)
     directory = _run_directory(source, recipe_file, options)
-    check_bench(sizes, seconds, file)
     if directory is not None:
         result = bench_run(directory, sizes, seconds, file, flags_given(options))
     else:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fishleg.formats.onnx import OnnxModel, missing_packages
 from fishleg.formats.traced import TensorCall, first_line, relative_difference
 from fishleg.runs.errors import ToolError
-from fishleg.runs.load import check_run, load_run, load_small
+from fishleg.runs.load import load_run, load_small
 from fishleg.runs.recipe import Recipe
 from fishleg.runs.setup import Prepared, prepare
 from fishleg.runs.speed import measure_times
@@ -132,7 +132,6 @@ def bench_run(
         The latencies.
     """
     check_bench(batch_sizes, seconds, onnx)
-    check_run(directory)
     prepared = load_run(directory, given)
     models = {"dense": prepared.dense, "sparse": prepared.model}
     small = load_small(prepared, directory)

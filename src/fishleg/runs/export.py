@@ -15,7 +15,7 @@ from fishleg.formats.onnx import missing_packages, to_onnx
 from fishleg.formats.packed import pack, unpack
 from fishleg.formats.traced import to_pt2, trace_model
 from fishleg.runs.errors import ToolError
-from fishleg.runs.load import check_run, load_run, load_small
+from fishleg.runs.load import load_run, load_small
 from fishleg.runs.recipe import Recipe
 from fishleg.runs.setup import Prepared, prepare
 from fishleg.runs.weights import SHRUNK
@@ -111,7 +111,6 @@ def export_run(
         What was written.
     """
     check_export(path, packed)
-    check_run(directory)
     prepared = load_run(directory, given)
     small = load_small(prepared, directory) if shrunk else None
     which = "sparse" if small is None else "shrunk"

@@ -17,26 +17,6 @@ from fishleg.runs.weights import apply_weights, load_weights
 from fishleg.runtime.models import copy_model
 
 
-def check_run(directory: Path) -> Path:
-    """Check that there is a run with a final model, before anything is loaded.
-
-    Args:
-        directory: The directory of the run.
-
-    Returns:
-        The directory that relative paths of its recipe refer to.
-
-    Raises:
-        ToolError: There is no run, or it has no final model yet.
-    """
-    record = read_record(directory)
-    if not (directory / MODEL).is_file():
-        raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
-    if not isinstance(record.get("base"), str):
-        raise ToolError(f"{directory / RUN} holds no record of a run")
-    return Path(record["base"])
-
-
 def load_run(directory: Path, given: Mapping[str, Any] | None = None) -> Prepared:
     """Build what the recipe of a run names, with the final weights of the run.
 
@@ -46,12 +26,19 @@ def load_run(directory: Path, given: Mapping[str, Any] | None = None) -> Prepare
 
     Returns:
         What `prepare` returns: `model` is the final model, `dense` the dense one.
+
+    Raises:
+        ToolError: There is no run, or it has no final model yet.
     """
-    base = check_run(directory)
+    record = read_record(directory)
+    if not (directory / MODEL).is_file():
+        raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
+    if not isinstance(record.get("base"), str):
+        raise ToolError(f"{directory / RUN} holds no record of a run")
     recipe = make_recipe(load_recipe(directory / RECIPE), dict(given or {}))
     # the dense model is loaded first: without labels the sparse model is compared with it
     dense = checkpoint.load(directory / DENSE)
-    prepared = prepare(recipe, base, prunes=False, dense=dense)
+    prepared = prepare(recipe, Path(record["base"]), prunes=False, dense=dense)
     sparse = (directory / MODEL).resolve()
     apply_weights(prepared.model, load_weights(sparse), sparse)
     return prepared
