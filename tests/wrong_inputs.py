@@ -287,7 +287,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     "export and bench": [
         ("export done", "--to"),
-        ("export --to m.pt2", "MODEL is missing"),
+        ("export --to m.pt2", "SOURCE is missing: name the directory of a run"),
         ("export missing --to m.pt2", "missing is neither the directory of a run nor a model"),
         ("export net.py --to m.pt2", "a model must be file.py:function"),
         ("export empty --to m.pt2", "there is no run in empty"),
@@ -313,7 +313,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("export net.py:make --data data.py:loader --weights nan.pt --to m.pt2", "nan.pt holds NaN"),
         ("export net.py:branching --data data.py:loader --to m.pt2", "torch.export cannot trace the model: "),
         ("export net.py:sixteen --data data.py:loader --to m.pt2", "code fixes the batch size 16"),
-        ("bench", "MODEL is missing"),
+        ("bench", "SOURCE is missing: name the directory of a run"),
+        ("bench done --metric net.py:say", "--metric"),
         ("bench missing", "missing is neither the directory of a run nor a model"),
         ("bench empty", "there is no run in empty"),
         ("bench modelless", "has no model yet (interrupted)"),

@@ -64,7 +64,7 @@ def test_empty_names(work: Path) -> None:
     for line in (["export", "done", "--to", ""], ["export", "", "--to", "m.pt2"], ["bench", ""]):
         result = CliRunner().invoke(main, line)
         assert result.exit_code == 1
-        assert ("to: the file must end in" if "done" in line else "MODEL is missing") in result.output
+        assert ("to: the file must end in" if "done" in line else "SOURCE is missing") in result.output
 
 
 def test_a_missing_package_is_told_before_the_model_is_loaded(
@@ -74,3 +74,11 @@ def test_a_missing_package_is_told_before_the_model_is_loaded(
     result = CliRunner().invoke(main, ["export", "damaged", "--to", str(tmp_path / "m.onnx")])
     assert result.exit_code == 1
     assert result.output == "error: an .onnx file needs onnxruntime: pip install 'fishleg[onnx]'\n"
+
+
+def test_the_doctor_lists_the_packages() -> None:
+    from fishleg.cli.doctor import diagnose
+
+    found = {entry["what"]: entry["ok"] for entry in diagnose()}
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        assert found[package] is (package not in missing_packages())

@@ -59,7 +59,7 @@ run: measure only runs that you trust.
 @click.option(
     "--shrunk/--no-shrunk", default=True, help="Cut removed rows out, if the run has them. [default: yes]"
 )
-@recipe_options("model", "data", only=("device", "threads"))
+@recipe_options("model", "data", without=("train_data", "metric"), only=("device", "threads"))
 @recipe_option
 @json_option
 def export(
@@ -93,7 +93,7 @@ def export(
     help="How long to measure at each batch size.",
 )  # fmt: skip
 @click.option("--onnx", metavar="FILE", help="Measure this ONNX file of the model in ONNX Runtime as well.")
-@recipe_options("model", "data", only=("device", "threads"))
+@recipe_options("model", "data", without=("train_data", "metric"), only=("device", "threads"))
 @recipe_option
 @json_option
 def bench(
@@ -123,6 +123,11 @@ def _run_directory(source: str | None, recipe_file: str | None, options: dict[st
     Raises:
         ToolError: It names neither, or other arguments contradict a run.
     """
+    if not source and not recipe_file:
+        raise ToolError(
+            "SOURCE is missing: name the directory of a run, for example fishleg-run, or a model, for "
+            "example net.py:make"
+        )
     if not source or (":" in source and not Path(source).is_dir()):
         return None
     directory = Path(source)
