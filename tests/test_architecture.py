@@ -25,7 +25,7 @@ RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 PACKAGES = {
     "options": set(),
     "report": set(),
-    "formats": {"torch", "safetensors", "tomli"},
+    "formats": {"torch", "safetensors", "tomli", "onnxruntime"},
     "runs": {"torch", "safetensors", "yaml", "matplotlib", "wandb"},
     "cli": {"torch", "click", "rich", "matplotlib"},
 }

@@ -180,7 +180,18 @@ def test_generated_pages_are_up_to_date() -> None:
         written = (DOCS / name).read_text("utf-8").split()
         assert written == text.split(), f"docs/{name} is out of date: run python docs/generate_reference.py"
     assert "| `relative_damping` |" in pages["reference/options.md"]
-    for command in ("prune", "resume", "compare", "sensitivity", "inspect", "eval", "demo", "doctor"):
+    for command in (
+        "prune",
+        "resume",
+        "compare",
+        "sensitivity",
+        "inspect",
+        "eval",
+        "export",
+        "bench",
+        "demo",
+        "doctor",
+    ):
         assert f"## fishleg {command}\n" in pages["reference/cli.md"]
     assert "--mask-search-rounds" in pages["reference/cli.md"]
 

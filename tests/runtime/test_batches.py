@@ -18,6 +18,7 @@ from fishleg.runtime.batches import (
     map_tensors,
     move_batch,
     output_tensor,
+    resize_batch,
     slice_batch,
     targets_of,
 )
@@ -178,3 +179,19 @@ def test_labels_that_repeat_the_tokens_are_shifted() -> None:
     assert targets_of({"input_ids": tokens, "labels": masked}) is masked
     classes = torch.tensor([0, 1])
     assert targets_of({"input_ids": tokens, "labels": classes}) is classes
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_batch_is_resized(size: int) -> None:
+    point = namedtuple("point", "x y")
+    kept = torch.zeros(5)
+    batch = {"pair": point(X, Y), "texts": ["a", "b", "c"], "kept": kept, "scalar": torch.tensor(1.0), "n": 3}
+    found = resize_batch(batch, size)
+    chosen = [index % 3 for index in range(size)]
+    assert type(found["pair"]) is point
+    assert torch.equal(found["pair"].x, X[chosen])
+    assert torch.equal(found["pair"].y, Y[chosen])
+    assert found["texts"] == ["abc"[index] for index in chosen]
+    assert found["kept"] is kept
+    assert found["n"] == 3
+    assert batch_size(found["pair"]) == size

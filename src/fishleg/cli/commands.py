@@ -12,6 +12,7 @@ import click
 import fishleg
 from fishleg.cli.analysis_commands import evaluate, inspect, sensitivity
 from fishleg.cli.group import CommandGroup, json_option
+from fishleg.cli.model_commands import bench, export
 from fishleg.cli.output import ResultsCommand, show
 from fishleg.cli.run_commands import compare, prune, resume
 from fishleg.formats.files import to_json
@@ -91,7 +92,7 @@ def doctor(as_json: bool) -> None:
     show(to_json(found) if as_json else table(found))
 
 
-for command in (prune, resume, compare, sensitivity, inspect, evaluate, demo, doctor):
+for command in (prune, resume, compare, sensitivity, inspect, evaluate, export, bench, demo, doctor):
     main.add_command(command)
 
 

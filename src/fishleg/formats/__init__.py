@@ -1,4 +1,4 @@
-"""File formats: checkpoints (`checkpoint`), packed sparse models (`packed`), TOML (`toml`), JSON (`files`).
+"""File formats: checkpoints, packed sparse models, exported models, TOML, and files that replace nothing.
 
 The exported names are imported on first use, because the recipes of the command line need TOML but not torch.
 """

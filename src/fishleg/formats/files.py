@@ -67,7 +67,7 @@ def _create_beside(path: Path) -> tuple[int, Path]:
     while True:
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}{PARTIAL}")
         with contextlib.suppress(FileExistsError):  # left by a killed process that had the same number
-            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o644), temporary
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666), temporary
 
 
 def _rename_exclusively(source: Path, target: Path) -> None:
@@ -76,9 +76,13 @@ def _rename_exclusively(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-        os.replace(source, target)
+        with open(target, "xb"):  # takes the name
+            pass
+        try:
+            os.replace(source, target)
+        except BaseException:
+            target.unlink()
+            raise
     else:
         source.unlink()
 

@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fishleg.runs.bench import bench_recipe, bench_run
     from fishleg.runs.compare import compare_methods
     from fishleg.runs.errors import Interrupted, ToolError
+    from fishleg.runs.export import export_model, export_recipe, export_run
     from fishleg.runs.inspection import evaluate_recipe, evaluate_run, inspect_path
     from fishleg.runs.launch import resume, start
     from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
@@ -25,9 +27,14 @@ _HOMES = {
     "Recipe": "recipe",
     "Run": "run",
     "ToolError": "errors",
+    "bench_recipe": "bench",
+    "bench_run": "bench",
     "compare_methods": "compare",
     "evaluate_recipe": "inspection",
     "evaluate_run": "inspection",
+    "export_model": "export",
+    "export_recipe": "export",
+    "export_run": "export",
     "inspect_path": "inspection",
     "load_recipe": "recipe",
     "make_recipe": "recipe",
@@ -49,9 +56,14 @@ __all__ = [
     "Recipe",
     "Run",
     "ToolError",
+    "bench_recipe",
+    "bench_run",
     "compare_methods",
     "evaluate_recipe",
     "evaluate_run",
+    "export_model",
+    "export_recipe",
+    "export_run",
     "inspect_path",
     "load_recipe",
     "make_recipe",

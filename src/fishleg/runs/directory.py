@@ -169,7 +169,7 @@ def _open_lock(path: Path) -> int:
     """
     busy = ToolError(f"another process is working on {path.parent}")
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
     except OSError as error:
         raise ToolError(f"cannot lock {path.parent}: {path.name}: {error.strerror or error}") from None
     try:

@@ -55,7 +55,7 @@ class FileLog:
     def __init__(self, directory: Path, *, new: bool = False) -> None:
         self.paths = directory / LOG, directory / LOG_TABLE
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_FOLLOW | (os.O_EXCL if new else 0)
-        self.files = [os.fdopen(os.open(path, flags, 0o644), "ab") for path in self.paths]
+        self.files = [os.fdopen(os.open(path, flags, 0o666), "ab") for path in self.paths]
         if self.files[1].tell() == 0:
             self._write(1, ",".join(_COLUMNS) + "\n")
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from fishleg.formats import checkpoint
 from fishleg.formats.packed import pack
 from fishleg.pruning.patterns import NM, Blocks, Rows, as_pattern
-from fishleg.runs.directory import MODEL, read_record
+from fishleg.runs.directory import read_record
 from fishleg.runs.errors import ToolError
-from fishleg.runs.existing_run import open_run
+from fishleg.runs.load import load_run
 from fishleg.runs.recipe import Recipe
 from fishleg.runs.setup import prepare
-from fishleg.runs.weights import apply_weights, load_weights
+from fishleg.runs.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -265,18 +265,8 @@ def evaluate_run(directory: Path, *, trust: bool = False) -> dict[str, Any]:
 
     Returns:
         The metric by its name, and the loss if there are labels.
-
-    Raises:
-        ToolError: There is no run, or it has no final model yet.
     """
-    record = read_record(directory)
-    sparse = directory.resolve() / MODEL
-    if not sparse.is_file():
-        raise ToolError(f"the run in {directory} has no model yet ({record.get('status')})")
-    run = open_run(directory, trust=trust)
-    # without labels the sparse model is compared with the dense one, which is therefore loaded first
-    prepared = prepare(run.recipe, run.base, prunes=False, dense=run.dense_weights())
-    apply_weights(prepared.model, load_weights(sparse), sparse)
+    prepared = load_run(directory, trust=trust)
     result = prepared.evaluator(prepared.model)
     found: dict[str, Any] = {prepared.evaluator.name: result.metric}
     return found if result.loss is None else {**found, "loss": result.loss}

@@ -13,6 +13,7 @@ from fishleg.runtime.batches import (
     map_tensors,
     move_batch,
     output_tensor,
+    resize_batch,
     slice_batch,
     targets_of,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "output_tensor",
     "refresh_batchnorm",
     "refreshable_norms",
+    "resize_batch",
     "seeded",
     "set_random_state",
     "slice_batch",

@@ -257,20 +257,49 @@ def slice_batch(batch: Any, start: int, stop: int) -> Any:
             "first dimension of both (batch_first=True for recurrent networks)"
         )
 
-    def sliced(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value[start:stop] if value.dim() > 0 and len(value) == size else value
-        if isinstance(value, Mapping):
-            return {key: sliced(item) for key, item in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(sliced(item) for item in value))
-        if isinstance(value, (tuple, list)):
-            if len(value) == size and not _all_tensors(value):
-                return value[start:stop]
-            return type(value)(map(sliced, value))
-        return value
+    return _map_examples(batch, size, lambda value: value[start:stop])
 
-    return sliced(batch)
+
+def resize_batch(batch: Any, size: int) -> Any:
+    """Return a batch of another size: the first examples of it, repeated from the start if there are too few.
+
+    Args:
+        batch: A batch of any format.
+        size: The number of examples, at least 1.
+
+    Returns:
+        A batch of the same format. What `slice_batch` would keep is kept.
+
+    Example:
+        >>> resize_batch((torch.zeros(2, 3), torch.tensor([7, 8])), 3)[1]
+        tensor([7, 8, 7])
+    """
+    present = batch_size(batch)
+    chosen = [index % present for index in range(size)]
+
+    def choose(value: Any) -> Any:
+        return value[chosen] if isinstance(value, Tensor) else type(value)(value[index] for index in chosen)
+
+    return _map_examples(batch, present, choose)
+
+
+def _map_examples(value: Any, size: int, choose: Callable[[Any], Any]) -> Any:
+    """Choose examples of a batch: of its tensors and its lists without tensors, if they have its length.
+
+    Returns:
+        A batch of the same format.
+    """
+    if isinstance(value, Tensor):
+        return choose(value) if value.dim() > 0 and len(value) == size else value
+    if isinstance(value, Mapping):
+        return {key: _map_examples(item, size, choose) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_examples(item, size, choose) for item in value))
+    if isinstance(value, (tuple, list)):
+        if len(value) == size and not _all_tensors(value):
+            return choose(value)
+        return type(value)(_map_examples(item, size, choose) for item in value)
+    return value
 
 
 def move_batch(batch: Any, device: torch.device) -> Any:
