@@ -196,6 +196,26 @@ def kill_soak(out: Path, kills: int) -> None:
         raise click.ClickException("a run that was killed has other bits than an undisturbed one")
 
 
+@bench.command()
+@_out(RESULTS / "benchmarks")
+def fault_soak(out: Path) -> None:
+    """A file system that fails must be told, and lose nothing (minutes)."""
+    from reproduction.benchmarks.fault_soak import main
+
+    if not main(out):
+        raise click.ClickException("a fault of the file system was not told, or something was lost")
+
+
+@bench.command()
+@_out(RESULTS / "benchmarks")
+def wrong_inputs(out: Path) -> None:
+    """Every wrong input in a process of its own: told in time, nothing written (15 minutes)."""
+    from reproduction.benchmarks.wrong_inputs import main
+
+    if not main(out):
+        raise click.ClickException("a wrong input was not refused as it should be")
+
+
 @main.command(short_help="Estimators of Q where the truth is known.")
 @click.argument("name", metavar="NAME", type=click.Choice(["toy-a", "isotropic", "family", "ekfac"]))
 @_out(RESULTS / "experiments")

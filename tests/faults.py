@@ -86,7 +86,9 @@ def fail_in_call(name: str, at: int, action: Action, directory: Path, *, for_goo
     setattr(os, name, faulty)
 
 
-def command(recipe: Recipe, base: Path, before: Callable[[], None] = lambda: None) -> Ended:
+def command(
+    recipe: Recipe, base: Path, before: Callable[[], None] = lambda: None, *, write_recipe: bool = True
+) -> Ended:
     """Start the run or go on with it by the command line, in a process of its own."""
     directory = base / recipe.run.out
     with tempfile.NamedTemporaryFile() as answer:
@@ -94,7 +96,8 @@ def command(recipe: Recipe, base: Path, before: Callable[[], None] = lambda: Non
         def act() -> None:
             os.chdir(base)
             torch.set_num_threads(1)
-            (base / "recipe.toml").write_text(recipe.to_toml())
+            if write_recipe:
+                (base / "recipe.toml").write_text(recipe.to_toml())
             going_on = (directory / RUN).exists()
             line = ["resume", str(directory)] if going_on else ["prune", "--recipe", "recipe.toml"]
             before()

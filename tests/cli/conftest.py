@@ -248,6 +248,11 @@ QUICK = "--method magnitude --samples 8 --sub-batch 8 --stages 1 --quiet"
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with models, data, weights, recipes, and a run that is finished (`done`) or was not."""
     folder = tmp_path_factory.mktemp("template")
+    make_template(folder)
+    return folder
+
+
+def make_template(folder: Path) -> None:
     (folder / "net.py").write_text(NET)
     (folder / "data.py").write_text(DATA)
     (folder / "script.py").write_text("import argparse\np = argparse.ArgumentParser()\np.exit(2)\n")
@@ -270,7 +275,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert result.exit_code == 0, result.output
         torch.set_default_dtype(torch.float64)
     broken_runs(folder)
-    return folder
 
 
 def broken_runs(folder: Path) -> None:
