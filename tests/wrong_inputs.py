@@ -81,7 +81,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"{PRUNE} --momentum 1", "momentum must be in [0, 1), got 1"),
         (f"{PRUNE} --epochs 0 --mode gradual", "epochs must be a number > 0, got 0"),
         (f"{PRUNE} --seed -1", "seed must be in [0, 4294967296), got -1"),
-        (f"{PRUNE} --threads 0", "threads must be a whole number >= 1, got 0"),
+        (f"{PRUNE} --threads 0", "threads must be in [1, 1024], got 0"),
         (f"{PRUNE} --keep 0", "keep must be a whole number >= 1, got 0"),
         (f"{PRUNE} --device tpu9", "device 'tpu9' cannot be used"),
         (f"{PRUNE} --device cuda:77", "device 'cuda:77' cannot be used"),

@@ -1,5 +1,7 @@
 """File formats: checkpoints (`checkpoint`), packed files of sparse models (`packed`), and TOML (`toml`).
 
+How files are written and read at all is in `files`, and safetensors files are in `tensor_files`.
+
 The exported names are imported on first use, because the recipes of the command line need TOML but not torch.
 """
 
@@ -9,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fishleg.formats.checkpoint import CheckpointError, Store, write_atomically, write_json
+    from fishleg.formats.checkpoint import CheckpointError, Store
+    from fishleg.formats.files import write_atomically, write_json
     from fishleg.formats.packed import pack, unpack
     from fishleg.formats.toml import read_toml
 
@@ -19,8 +22,8 @@ _MODULES = {
     "pack": "packed",
     "read_toml": "toml",
     "unpack": "packed",
-    "write_atomically": "checkpoint",
-    "write_json": "checkpoint",
+    "write_atomically": "files",
+    "write_json": "files",
 }
 
 

@@ -7,25 +7,29 @@ detected by its checksum; the checkpoint before it is used then, with a warning.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fishleg.formats.files import remove_leftovers
+from fishleg.formats.files import write_atomically as write_atomically
+from fishleg.formats.files import write_json as write_json
+from fishleg.formats.tensor_files import read_tensors, to_bytes
 from fishleg.runtime.tensors import tensor_bytes
 
 logger = logging.getLogger(__name__)
 _FORMAT = "fishleg-1"  # the version of the file format
 SUFFIX = ".ckpt"
 """The suffix of checkpoint files."""
+_NUMBERED = re.compile(rf"([0-9]{{6}}|[1-9][0-9]{{6,}}){re.escape(SUFFIX)}")
 
 
 class CheckpointError(ValueError):
@@ -43,8 +47,6 @@ def save(path: Path, state: Any) -> None:
     Raises:
         CheckpointError: If the file cannot be written.
     """
-    from safetensors.torch import save as to_bytes
-
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_encode(state, tensors))
     metadata = {"format": _FORMAT, "structure": structure, "sha256": _checksum(tensors, structure)}
@@ -66,49 +68,67 @@ def load(path: Path) -> Any:
     Raises:
         CheckpointError: If the file does not exist, is not a checkpoint, or is damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys() if name}  # noqa: SIM118
+        tensors, metadata = read_tensors(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}") from error
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
+    tensors.pop("", None)
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a fishleg checkpoint (format {metadata.get('format')!r})")
     if _checksum(tensors, metadata.get("structure", "")) != metadata.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
-    return _decode(json.loads(metadata["structure"]), tensors)
+    try:
+        return _decode(json.loads(metadata["structure"]), tensors)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise CheckpointError(f"{path} holds no state that this version can read: {reason}") from error
 
 
 class Store:
     """The checkpoints of one run: numbered files in a directory, of which the newest are kept.
 
+    Only files that this store wrote or was told about are read, replaced or deleted.
+
     Args:
         directory: The directory; it is created when the first checkpoint is saved.
         keep: How many checkpoints are kept.
+        owned: The names of checkpoints that belong to the run already; they need not exist any more. None:
+            every checkpoint in the directory.
 
     Raises:
-        ValueError: If `keep` is less than 1.
+        ValueError: If `keep` is less than 1, or an owned name is not that of a checkpoint.
     """
 
-    def __init__(self, directory: Path, keep: int = 3) -> None:
+    def __init__(self, directory: Path, keep: int = 3, owned: Iterable[str] | None = ()) -> None:
         if keep < 1:
             raise ValueError(f"keep must be >= 1, got {keep}")
         self.directory, self.keep = directory, keep
+        if owned is None:
+            owned = [p.name for p in directory.glob(f"*{SUFFIX}") if _NUMBERED.fullmatch(p.name)]
+        self.owned: list[str] = sorted(set(owned), key=_number)
 
     def paths(self) -> list[Path]:
-        """Return the files of all checkpoints, oldest first.
+        """Return the files of all checkpoints of the run, oldest first.
 
         Returns:
             Their paths.
         """
-        return sorted(self.directory.glob(f"[0-9]*{SUFFIX}"))
+        paths = [self.directory / name for name in sorted(self.owned, key=_number)]
+        return [path for path in paths if os.path.lexists(path)]
+
+    def next_path(self) -> Path:
+        """Return where the next checkpoint will be written.
+
+        Returns:
+            The path.
+        """
+        number = max(map(_number, self.owned), default=-1) + 1
+        return self.directory / f"{number:06d}{SUFFIX}"
 
     def save(self, state: Any, *, protect: Path | None = None) -> Path:
-        """Write the next checkpoint, then delete old ones and incomplete files.
+        """Write the next checkpoint, then delete old ones and incomplete files of the run.
 
         Args:
             state: The state, as for `save`.
@@ -118,83 +138,74 @@ class Store:
             The path of the new checkpoint.
 
         Raises:
-            CheckpointError: If the file cannot be written.
+            CheckpointError: If the file cannot be written, or exists and does not belong to the run.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        paths = self.paths()
-        number = int(paths[-1].stem) + 1 if paths else 0
-        path = self.directory / f"{number:06d}{SUFFIX}"
+        path, before = self.next_path(), self.paths()
+        if os.path.lexists(path):
+            raise CheckpointError(f"{path} exists and was not written by this run: move it elsewhere")
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
             save(path, state)
-        except CheckpointError as error:
-            last = f"; the last complete checkpoint is {paths[-1]}" if paths else ""
+        except (CheckpointError, OSError) as error:
+            last = f"; the last complete checkpoint is {before[-1]}" if before else ""
             raise CheckpointError(f"{error}{last}") from error
+        self.owned.append(path.name)
+        remove_leftovers(self.directory / name for name in self.owned)
         for old in self.paths()[: -self.keep]:
             if old != protect:
                 old.unlink()
-        for leftover in self.directory.glob("*.partial"):
-            leftover.unlink()
+                self.owned.remove(old.name)
         return path
 
-    def latest(self) -> tuple[Path, Any] | None:
-        """Read the newest checkpoint that is not damaged. A damaged one is skipped with a warning.
+    def latest(self, accept: Callable[[Any], None] | None = None) -> tuple[Path, Any] | None:
+        """Read the newest checkpoint that can be used. One that cannot is skipped with a warning.
+
+        Args:
+            accept: A function that raises an exception if a state does not fit. It must not change anything.
 
         Returns:
             The path and the state; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: If there are checkpoints, but all are damaged.
+            CheckpointError: If there are checkpoints, but none of them can be used.
         """
         paths = self.paths()
         for path in reversed(paths):
             try:
-                return path, load(path)
+                state = load(path)
+                if accept is not None:
+                    _check_accepted(path, state, accept)
             except CheckpointError as error:
                 logger.warning("%s. The checkpoint before it is used", error)
+            else:
+                return path, state
         if paths:
             raise CheckpointError(f"none of the {len(paths)} checkpoints in {self.directory} can be read")
         return None
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file completely or not at all.
+def _check_accepted(path: Path, state: Any, accept: Callable[[Any], None]) -> None:
+    """Let a function judge a state.
 
-    The data are written to a temporary file, forced to disk, and renamed over the old file.
-
-    Args:
-        path: The file.
-        data: Its content.
+    Raises:
+        CheckpointError: If it raises an exception.
     """
-    temporary = path.with_name(f"{path.name}.partial")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    with contextlib.suppress(OSError):  # force the rename to disk; not every file system supports this
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        accept(state)
+    except Exception as error:  # of whatever kind: the content may be anything
+        reason = f"has no {error}" if isinstance(error, KeyError) else f"does not fit: {error}"
+        raise CheckpointError(f"the content of {path} {reason}") from error
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file completely or not at all, with lists of plain values on one line.
+def _number(name: str) -> int:
+    """Return the number of a checkpoint.
 
-    Args:
-        path: The file.
-        value: A value that JSON can represent.
+    Raises:
+        ValueError: If the name is not that of a checkpoint.
     """
-    text = json.dumps(value, indent=1)
-    # JSON strings hold no raw line break, so this changes only the layout.
-    text = re.sub(r"\[\n[^\[\]{}]*\n *\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
-    write_atomically(path, f"{text}\n".encode())
+    if not _NUMBERED.fullmatch(name):
+        raise ValueError(f"a checkpoint must be named like 000000{SUFFIX}, got {name!r}")
+    return int(name.removesuffix(SUFFIX))
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -223,18 +234,25 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the value of its JSON form; the inverse of `_encode`."""
+    """Return the value of its JSON form; the inverse of `_encode`.
+
+    Raises:
+        ValueError: If it is not the JSON form of a value.
+    """
     decode: Callable[[Any], Any] = lambda item: _decode(item, tensors)  # noqa: E731
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
-    ((kind, content),) = value.items()
-    if kind == "$tensor":
+    kind, content = next(iter(value.items())) if len(value) == 1 else (None, None)
+    if kind == "$tensor" and isinstance(content, str) and content in tensors:
         return tensors[content]
-    if kind == "$tuple":
+    if kind == "$tuple" and isinstance(content, list):
         return tuple(decode(item) for item in content)
-    return {decode(key): decode(item) for key, item in content}
+    if kind == "$dict" and isinstance(content, list):
+        if all(isinstance(pair, list) and len(pair) == 2 for pair in content):
+            return {decode(key): decode(item) for key, item in content}
+    raise ValueError(f"an object with the keys {list(value)[:3]} is no encoded value")
 
 
 def _checksum(tensors: dict[str, Tensor], structure: str) -> str:

@@ -64,7 +64,7 @@ class Run:
         self.fresh = record is None
         self.record: dict[str, Any] = record or {"warnings": [], "resumed": 0, "command": command}
         self.run_log = RunLog(directory, self.record, listeners)
-        self.store = checkpoint.Store(directory / CHECKPOINTS, options.keep)
+        self.store = checkpoint.Store(directory / CHECKPOINTS, options.keep, owned=None)
         self.accepted: Path | None = None  # the checkpoint to go back to in a search
         self.stop = StopRequest()
         self._saved_at = self._since = time.monotonic()
