@@ -249,9 +249,9 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return tensors[content]
     if kind == "$tuple" and isinstance(content, list):
         return tuple(decode(item) for item in content)
-    if kind == "$dict" and isinstance(content, list):
-        if all(isinstance(pair, list) and len(pair) == 2 for pair in content):
-            return {decode(key): decode(item) for key, item in content}
+    pairs = content if kind == "$dict" and isinstance(content, list) else [None]
+    if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return {decode(key): decode(item) for key, item in pairs}
     raise ValueError(f"an object with the keys {list(value)[:3]} is no encoded value")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 from fishleg.formats.files import read_limited
 from fishleg.formats.toml import read_toml
 
-_LARGEST = 2**20  # bytes of a file; a recipe has a few thousand
+_LARGEST = 2**16  # bytes of a file; a recipe has a few thousand, and PyYAML reads 60 kB in a second
 _DEEPEST = 8  # levels of the content; a recipe has three: sections, keys, lists
 _LONGEST = 4096  # bits of a whole number; Python refuses to print much longer ones
+# a dotted key of TOML with many parts, for which the parser needs time that grows with their square
+_MANY_DOTS = re.compile(r"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}""")
 
 
 def read_content(path: Path) -> Any:
@@ -25,7 +28,7 @@ def read_content(path: Path) -> Any:
         Its content.
 
     Raises:
-        OSError: The file cannot be opened, is no regular file, or has more than 1 MiB.
+        OSError: The file cannot be opened, is no regular file, or has more than 64 KiB.
         ValueError: Its content cannot be read, or is nested too deeply. The message has one line and does
             not name the file.
     """
@@ -45,6 +48,8 @@ def read_content(path: Path) -> Any:
 
 def _parse(path: Path, text: str) -> Any:
     if path.suffix == ".toml":
+        if _MANY_DOTS.search(text):
+            raise RecursionError
         return read_toml(text)
     if path.suffix == ".json":
         return json.loads(text)

@@ -18,7 +18,9 @@ from fishleg.runtime.tensors import loading_problem
 from fishleg.shrinking.shrink import load_shrunk
 
 SHRUNK = "fishleg_shrunk"  # a key in a file's header: the state dict is that of a shrunk model
-_LARGEST_GROWTH = 64  # bytes of tensors by byte of the file; a packed matrix of zeros in float64 has that many
+_LARGEST_GROWTH = (
+    64  # bytes of tensors by byte of the file; a packed matrix of zeros in float64 has that many
+)
 _ALWAYS_ALLOWED = 2**24
 
 
@@ -132,7 +134,7 @@ def _without_prefixes(state: Mapping[str, Tensor], where: str | Path) -> dict[st
 
 
 def _plain_names(names: Iterable[str]) -> list[str]:
-    """Remove `_orig_mod` of torch.compile, wherever it is, and `module.` where all names begin so."""
+    """Return names without `_orig_mod` of torch.compile, and without `module.` if all begin so."""
     plain = [".".join(part for part in name.split(".") if part != "_orig_mod") for name in names]
     while plain and all(name.startswith("module.") for name in plain):
         plain = [name.removeprefix("module.") for name in plain]
