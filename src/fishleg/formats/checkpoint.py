@@ -249,10 +249,13 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
         return tensors[content]
     if kind == "$tuple" and isinstance(content, list):
         return tuple(decode(item) for item in content)
-    pairs = content if kind == "$dict" and isinstance(content, list) else [None]
-    if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        return {decode(key): decode(item) for key, item in pairs}
+    if kind == "$dict" and isinstance(content, list) and all(map(_is_pair, content)):
+        return {decode(key): decode(item) for key, item in content}
     raise ValueError(f"an object with the keys {list(value)[:3]} is no encoded value")
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2
 
 
 def _checksum(tensors: dict[str, Tensor], structure: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fishleg.formats.tensor_files import read_tensors
+from fishleg.options.text import printable
 
 _ENTRIES = _MASK, _VALUES, _SHAPE = ".$mask", ".$values", ".$shape"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -110,36 +111,37 @@ def _checked_shape(name: str, packed: Mapping[str, Tensor]) -> torch.Size | None
     there = [end for end in _ENTRIES if name + end in packed]
     if not there:
         return None
+    shown = printable(name, one_line=True)
     if name in packed:
-        raise ValueError(f"{name} is there twice: packed ({name}{there[0]}) and as it is")
+        raise ValueError(f"{shown} is there twice: packed ({shown}{there[0]}) and as it is")
     if len(there) < len(_ENTRIES):
         missing = next(end for end in _ENTRIES if end not in there)
-        raise ValueError(f"{name} is packed incompletely: {name}{there[0]} has no partner {name}{missing}")
+        raise ValueError(f"{shown} is packed incompletely: {shown}{there[0]} has no partner {shown}{missing}")
     mask, values, sizes = (packed[name + end] for end in _ENTRIES)
     for end, tensor, allowed in ((_MASK, mask, (torch.uint8,)), (_VALUES, values, _FLOATS)):
         if tensor.dim() != 1 or tensor.dtype not in allowed:
             kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-            raise ValueError(f"{name}{end} must be a vector of {kinds}, got {_described(tensor)}")
+            raise ValueError(f"{shown}{end} must be a vector of {kinds}, got {_described(tensor)}")
     # a scalar has no sizes; the element type of that empty vector does not matter
     if sizes.dim() != 1 or (sizes.dtype != torch.int64 and len(sizes)):
-        raise ValueError(f"{name}{_SHAPE} must be a vector of int64, got {_described(sizes)}")
+        raise ValueError(f"{shown}{_SHAPE} must be a vector of int64, got {_described(sizes)}")
     shape = sizes.tolist() if len(sizes) <= _DIMENSIONS else []
     if len(sizes) > _DIMENSIONS or any(size < 1 for size in shape):
         raise ValueError(
-            f"{name}{_SHAPE} must hold at most {_DIMENSIONS} sizes >= 1, got {sizes[:_DIMENSIONS].tolist()}"
+            f"{shown}{_SHAPE} must hold at most {_DIMENSIONS} sizes >= 1, got {sizes[:_DIMENSIONS].tolist()}"
         )
     count = math.prod(shape)  # of Python, without overflow
     if len(mask) != (count + 7) // 8:
         raise ValueError(
-            f"{name}{_MASK} must have {(count + 7) // 8:,} bytes for the shape {shape}, got {len(mask):,}"
+            f"{shown}{_MASK} must have {(count + 7) // 8:,} bytes for the shape {shape}, got {len(mask):,}"
         )
     bits = _bits(mask)
     if bool(bits[count:].any()):
-        raise ValueError(f"{name}{_MASK} has bits set after its last weight ({count:,} weights)")
+        raise ValueError(f"{shown}{_MASK} has bits set after its last weight ({count:,} weights)")
     if int(bits.sum()) != len(values):
         raise ValueError(
-            f"{name}{_VALUES} must have one value for each of the {int(bits.sum()):,} bits that are set in "
-            f"{name}{_MASK}, got {len(values):,}"
+            f"{shown}{_VALUES} must have one value for each of the {int(bits.sum()):,} bits that are set in "
+            f"{shown}{_MASK}, got {len(values):,}"
         )
     return torch.Size(shape)
 

@@ -221,7 +221,11 @@ def _how_made(directory: Path) -> dict[str, Any]:
 
 
 def _prunable(directory: Path) -> set[str]:
-    """Return the weights that the run in a directory prunes; some may have no zeros."""
+    """Return the weights that the run in a directory prunes; some may have no zeros.
+
+    Raises:
+        ToolError: Its record cannot be read.
+    """
     if not (directory / "run.json").is_file():
         return set()
     layers = read_record(directory).get("layers", [])

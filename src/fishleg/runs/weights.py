@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from fishleg.formats.files import check_regular
 from fishleg.formats.packed import unpack
 from fishleg.formats.tensor_files import read_tensors
+from fishleg.options.text import printable
 from fishleg.runs.sources import SourceError
-from fishleg.runtime.tensors import loading_problem
+from fishleg.runtime.tensors import NOT_FINITE, loading_problem
 from fishleg.shrinking.shrink import load_shrunk
 
 SHRUNK = "fishleg_shrunk"  # a key in a file's header: the state dict is that of a shrunk model
@@ -22,6 +23,17 @@ _LARGEST_GROWTH = (
     64  # bytes of tensors by byte of the file; a packed matrix of zeros in float64 has that many
 )
 _ALWAYS_ALLOWED = 2**24
+
+
+class WeightsError(SourceError):
+    """A file of weights cannot be read or used. Its message has one line, whatever the names in the file.
+
+    Args:
+        message: The message.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, one_line=True))
 
 
 class _ShrunkState(dict[str, Tensor]):
@@ -39,12 +51,12 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
         The state dict.
 
     Raises:
-        SourceError: The file is missing, cannot be read, or holds no state dict.
+        WeightsError: The file is missing, cannot be read, or holds no state dict.
     """
     path = (base or Path.cwd()) / path
     if not path.exists() or path.is_dir():
         problem = f"{path} is a directory, not a file" if path.is_dir() else f"there is no file {path}"
-        raise SourceError(f"weights: {problem}")
+        raise WeightsError(f"weights: {problem}")
     shrunk = False
     try:
         check_regular(path)
@@ -60,7 +72,7 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
         if path.suffix != ".safetensors" and not isinstance(error, (OSError, RuntimeError, _ArchiveError)):
             # torch's own message recommends to unpickle the file, which may run any code
             reason = "it is not a torch file, or it has pickled objects other than tensors"
-        raise SourceError(
+        raise WeightsError(
             f"weights: {path} cannot be read as a state dict ({reason}). "
             "Save torch.save(model.state_dict(), ...) or safetensors, not the whole model"
         ) from None
@@ -69,7 +81,7 @@ def load_weights(path: str | Path, base: Path | None = None) -> dict[str, Tensor
             state = state[key]
     if not isinstance(state, dict) or not state:
         found = "an empty one" if isinstance(state, dict) else f"a {type(state).__name__}"
-        raise SourceError(f"weights: {path} holds no state dict of tensors, but {found}")
+        raise WeightsError(f"weights: {path} holds no state dict of tensors, but {found}")
     _check_tensors(state, path)
     state = _without_prefixes(state, path)
     return _ShrunkState(state) if shrunk else state
@@ -101,7 +113,7 @@ def _check_tensors(state: dict[Any, Any], path: Path) -> None:
     """Check that a state dict holds plain tensors by name, not many times larger than the file.
 
     Raises:
-        SourceError: It does not.
+        WeightsError: It does not.
     """
     for name, value in state.items():
         if not isinstance(name, str) or type(value) not in (Tensor, nn.Parameter):
@@ -110,11 +122,11 @@ def _check_tensors(state: dict[Any, Any], path: Path) -> None:
             kind = f"tensor of layout {value.layout}, dtype {value.dtype}, device {value.device}"
         else:
             continue
-        raise SourceError(f"weights: {path} holds no state dict of tensors: {name!r} is a {kind}")
+        raise WeightsError(f"weights: {path} holds no state dict of tensors: {name!r} is a {kind}")
     # a packed tensor without non-zero values needs a 64th; a view may repeat one value any number of times
     size = sum(value.numel() * value.element_size() for value in state.values())
     if size > _LARGEST_GROWTH * path.stat().st_size + _ALWAYS_ALLOWED:
-        raise SourceError(
+        raise WeightsError(
             f"weights: {path} claims {size:,} bytes of tensors, the file has {path.stat().st_size:,}"
         )
 
@@ -123,13 +135,13 @@ def _without_prefixes(state: Mapping[str, Tensor], where: str | Path) -> dict[st
     """Return a state dict by the names that it has without DistributedDataParallel and torch.compile.
 
     Raises:
-        SourceError: Two names become the same.
+        WeightsError: Two names become the same.
     """
     names = dict(zip(state, _plain_names(state), strict=True))
     if len(set(names.values())) < len(names):
         plain = list(names.values())
         twice = next(name for name in plain if plain.count(name) > 1)
-        raise SourceError(f"weights: {where} holds {twice} twice, with and without a prefix")
+        raise WeightsError(f"weights: {where} holds {twice} twice, with and without a prefix")
     return {names[name]: value for name, value in state.items()}
 
 
@@ -150,7 +162,7 @@ def apply_weights(model: nn.Module, state: dict[str, Tensor], where: str | Path)
         where: The file, for error messages.
 
     Raises:
-        SourceError: The state dict does not fit the model, or it has NaN or infinite values, or values of
+        WeightsError: The state dict does not fit the model, or it has NaN or infinite values, or values of
             another kind, such as integers for floating-point weights.
     """
     own = model.state_dict()
@@ -160,7 +172,7 @@ def apply_weights(model: nn.Module, state: dict[str, Tensor], where: str | Path)
         try:
             load_shrunk(model, fitted)
         except (ValueError, RuntimeError) as error:
-            raise SourceError(f"weights: {where} does not fit the model: {error}") from error
+            raise WeightsError(f"weights: {where} does not fit the model: {error}") from error
         return
     missing = [name for name in own if name not in fitted]
     extra = [name for name in fitted if name not in own]
@@ -173,11 +185,10 @@ def apply_weights(model: nn.Module, state: dict[str, Tensor], where: str | Path)
     problems += [f"unknown {', '.join(extra[:3])}{' ...' if len(extra) > 3 else ''}"] if extra else []
     problems += wrong[:3]
     if problems:
-        raise SourceError(f"weights: {where} does not fit the model: {'; '.join(problems)}")
-    bad = [n for n, v in fitted.items() if v.is_floating_point() and not bool(v.isfinite().all())]
-    if bad:
-        raise SourceError(f"weights: {where} holds NaN or Inf in {', '.join(bad[:3])}")
-    for name, value in fitted.items():
-        if (problem := loading_problem(value, own[name])) is not None:
-            raise SourceError(f"weights: {where} does not fit the model: {name} {problem}")
+        raise WeightsError(f"weights: {where} does not fit the model: {'; '.join(problems)}")
+    reasons = {name: loading_problem(value, own[name]) for name, value in fitted.items()}
+    if bad := [name for name, reason in reasons.items() if reason == NOT_FINITE]:
+        raise WeightsError(f"weights: {where} {NOT_FINITE} in {', '.join(bad[:3])}")
+    if other := [f"{name} {reason}" for name, reason in reasons.items() if reason is not None]:
+        raise WeightsError(f"weights: {where} does not fit the model: {'; '.join(other[:3])}")
     model.load_state_dict(fitted)

@@ -82,6 +82,10 @@ def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
+NOT_FINITE = "holds NaN or Inf"
+"""The reason that `loading_problem` gives for such values."""
+
+
 def loading_problem(value: Any, own: Any) -> str | None:
     """Tell why a tensor of a file must not be loaded in the place of a model's own one.
 
@@ -105,7 +109,11 @@ def loading_problem(value: Any, own: Any) -> str | None:
     if not any(kinds[0]):
         same = torch.equal(converted.to(value.dtype), value)
         return None if same else f"is {names[0]} with values that do not fit {names[1]} of the model"
-    if bool(converted.isfinite().all()):
+    if _is_finite(converted):
         return None
-    finite = bool(value.isfinite().all())
-    return f"has values beyond the range of {names[1]}" if finite else "holds NaN or Inf"
+    return f"has values beyond the range of {names[1]}" if _is_finite(value) else NOT_FINITE
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch cannot judge 8-bit numbers
+    return bool(wide.isfinite().all())
