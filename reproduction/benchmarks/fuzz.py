@@ -153,7 +153,7 @@ def fuzz_with_coverage(atheris: Any, trial: Trial, seconds: float, corpus: Path)
             sys.stdout.flush()
             os._exit(0)  # the fuzzer itself has no other end that keeps its results
 
-    limits = [f"-rss_limit_mb={4096}", "-timeout=30", "-max_len=65536", "-len_control=0"]
+    limits = ["-rss_limit_mb=2048", "-timeout=30", "-max_len=65536", "-len_control=0"]
     arguments = [f"-artifact_prefix={corpus.parent}/fatal-", "-print_final_stats=1", *limits, str(corpus)]
     atheris.Setup([sys.argv[0], *arguments], try_one, custom_mutator=mutate)
     atheris.Fuzz()

@@ -208,7 +208,9 @@ def test_entries_that_overlap_are_not_read(tmp_path, monkeypatch):
 )
 def test_a_view_that_claims_a_huge_size_is_refused(tmp_path, size, stride):
     torch.save({"w": torch.ones(8).as_strided(size, stride)}, tmp_path / "a.pt")
-    with pytest.raises(SourceError, match=r"a\.pt claims [0-9,]+ bytes of tensors, the file has [0-9,]+"):
+    with pytest.raises(
+        SourceError, match=r"a\.pt .*\(it claims [0-9,]+ bytes of tensors, the file has [0-9,]+\)"
+    ):
         load_weights(tmp_path / "a.pt")
 
 
@@ -267,3 +269,27 @@ def test_devices_and_pipes_are_refused_at_once(tmp_path):
         with pytest.raises(SourceError, match=r"cannot be read as a state dict \(it is not a regular file\)"):
             load_weights(tmp_path / name)
     assert time.monotonic() - started < 1
+
+
+def test_an_empty_tensor_with_many_rows_is_refused(tmp_path):
+    for kind in ("plain", "torch"):
+        path = write(tmp_path / "a", {"w": torch.zeros(2**31, 0)}, kind)
+        with pytest.raises(SourceError, match=r"it claims 8,589,934,592 bytes of tensors, the file has"):
+            load_weights(path)
+
+
+def test_eight_bit_numbers_are_converted_and_checked(tmp_path):
+    state, model = network().state_dict(), network()
+    state["3.bias"] = torch.tensor([1.0, 2.0, -3.0]).to(torch.float8_e5m2)
+    apply_weights(model, load_weights(write(tmp_path / "a", state, "plain")), "a")
+    assert model[3].bias.tolist() == [1, 2, -3]
+    state["3.bias"] = torch.tensor([1.0, float("nan"), -3.0]).to(torch.float8_e5m2)
+    refused(write(tmp_path / "a", state, "plain"), network(), r"holds NaN or Inf in 3\.bias")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_have_one_line_whatever_the_names(tmp_path, kind):
+    state = {**network().state_dict(), "a\nb\x1b[2J": torch.ones(2)}
+    with pytest.raises(SourceError, match=r"a\\nb\\x1b\[2J") as caught:
+        apply_weights(network(), load_weights(write(tmp_path / "a", state, kind)), "a")
+    assert "\n" not in str(caught.value)

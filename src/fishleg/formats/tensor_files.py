@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from fishleg.formats.files import check_regular
+
+_LARGEST_GROWTH = 64  # bytes of tensors by byte of the file: as in a packed matrix of zeros in float64
+_ALWAYS_ALLOWED = 2**24  # bytes of tensors in any file
 
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -58,4 +62,24 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except (SafetensorError, OSError, RuntimeError, TypeError, AttributeError, KeyError) as error:
         # the last three: an element type that this version of torch does not know
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+    check_growth(tensors.values(), path)
     return tensors, metadata
+
+
+def check_growth(tensors: Iterable[Tensor], path: Path) -> None:
+    """Check that tensors are not many times larger than the file that they were read from.
+
+    A view may repeat one value any number of times, and a tensor without entries may have a huge size in
+    another dimension, so that its rows need memory as soon as something is computed for each.
+
+    Args:
+        tensors: The tensors.
+        path: The file.
+
+    Raises:
+        ValueError: They are too large. The message does not name the file.
+    """
+    claimed = sum(math.prod(max(1, size) for size in t.shape) * t.element_size() for t in tensors)
+    size = path.stat().st_size
+    if claimed > _LARGEST_GROWTH * size + _ALWAYS_ALLOWED:
+        raise ValueError(f"it claims {claimed:,} bytes of tensors, the file has {size:,}")

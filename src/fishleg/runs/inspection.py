@@ -139,7 +139,8 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
         try:
             inside = _masks_inside(content, state)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            raise ToolError(f"{path} holds masks that do not fit its weights: {error}") from None
+            reason = printable(str(error), one_line=True)
+            raise ToolError(f"{path} holds masks that do not fit its weights: {reason}") from None
         made = {**(made or _how_made(path.parent.parent)), **inside}
         prunable = prunable or _prunable(path.parent.parent)
     else:
@@ -158,7 +159,7 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
         try:
             packed = len(to_bytes({name: t.contiguous() for name, t in pack(state).items()}))
         except (ValueError, KeyError, RuntimeError) as error:  # a reserved name, or an unusual element type
-            raise ToolError(f"{path} cannot be packed: {error}") from None
+            raise ToolError(f"{path} cannot be packed: {printable(str(error), one_line=True)}") from None
     verdicts = [t.holds for t in tensors if t.holds is not None]
     holds = None if pattern is None else bool(verdicts) and all(verdicts)
     sparsity = zeros / total if total else 0.0
@@ -177,7 +178,8 @@ def _checked_facts(name: str, tensor: Tensor, pattern: str | None, path: Path) -
     try:
         return _facts(name, tensor, pattern)
     except RuntimeError:  # an element type that cannot be compared with zero
-        raise ToolError(f"{path} holds {name} of dtype {tensor.dtype}, which cannot be inspected") from None
+        shown = printable(name, one_line=True)
+        raise ToolError(f"{path} holds {shown} of dtype {tensor.dtype}, which cannot be inspected") from None
 
 
 def _facts(name: str, tensor: Tensor, pattern: str | None) -> TensorFacts:

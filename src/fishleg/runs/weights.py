@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fishleg.formats.files import check_regular
 from fishleg.formats.packed import unpack
-from fishleg.formats.tensor_files import read_tensors
+from fishleg.formats.tensor_files import check_growth, read_tensors
 from fishleg.options.text import printable
 from fishleg.runs.sources import SourceError
 from fishleg.runtime.tensors import NOT_FINITE, loading_problem
@@ -123,12 +123,10 @@ def _check_tensors(state: dict[Any, Any], path: Path) -> None:
         else:
             continue
         raise WeightsError(f"weights: {path} holds no state dict of tensors: {name!r} is a {kind}")
-    # a packed tensor without non-zero values needs a 64th; a view may repeat one value any number of times
-    size = sum(value.numel() * value.element_size() for value in state.values())
-    if size > _LARGEST_GROWTH * path.stat().st_size + _ALWAYS_ALLOWED:
-        raise WeightsError(
-            f"weights: {path} claims {size:,} bytes of tensors, the file has {path.stat().st_size:,}"
-        )
+    try:
+        check_growth(state.values(), path)
+    except ValueError as error:
+        raise WeightsError(f"weights: {path} cannot be read as a state dict ({error})") from None
 
 
 def _without_prefixes(state: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
