@@ -216,6 +216,27 @@ def wrong_inputs(out: Path) -> None:
         raise click.ClickException("a wrong input was not refused as it should be")
 
 
+@bench.command()
+@_out(RESULTS)
+@_again
+@click.option("--seconds", default=600.0, show_default=True, help="How long each target is tried, in all.")
+@click.option("--only", multiple=True, metavar="TARGET", help="recipe, checkpoint, packed, shrunk or "
+              "state_dict; repeatable.")  # fmt: skip
+@click.option("--work", default=Path("fuzz-out"), show_default=True, help="Directory of the inputs that "
+              "reached new code, and of findings.", type=click.Path(path_type=Path))  # fmt: skip
+def fuzz(out: Path, again: bool, seconds: float, only: tuple[str, ...], work: Path) -> None:
+    """Damaged and hostile input files of five kinds (50 minutes).
+
+    With the package atheris, the inputs are guided by coverage.
+    """
+    from reproduction.benchmarks.fuzz import NAMES, main
+
+    if unknown := [name for name in only if name not in NAMES]:
+        raise click.UsageError(f"--only must be one of {', '.join(NAMES)}, got {unknown[0]}")
+    if not main(out.resolve(), seconds=seconds, only=only, work=work.resolve(), again=again, progress=_say):
+        raise click.ClickException("an input was neither read nor refused as it should be; see findings")
+
+
 @main.command(short_help="Estimators of Q where the truth is known.")
 @click.argument("name", metavar="NAME", type=click.Choice(["toy-a", "isotropic", "family", "ekfac"]))
 @_out(RESULTS / "experiments")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fishleg
 from fishleg import FineTuningOptions
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 from fishleg.workloads.registry import WORKLOADS
 
 State = dict[str, Tensor]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fishleg import FishLeg
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 from reproduction.workloads.networks import resnet20
 
 Step = Callable[[], object]

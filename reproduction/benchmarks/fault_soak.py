@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from faults import FAULTS, Action, Ended, command, fail_in_call, finish, linking
 from killing import model_bytes, recipe_for, warm_up
 
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 from fishleg.runs.directory import (
     CHECKPOINTS,
     DENSE,

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from killing import MODES, in_child, kill_in_call, kill_often, model_bytes, recipe_for, warm_up, work
 
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 
 
 def main(out: Path, kills: int = 120) -> bool:

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2] / "tests" / folder) for folder in ("", "cli")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cli"))
 
 from conftest import make_template  # of tests/cli
 from test_errors import snapshot
 from wrong_inputs import WRONG_INPUTS
 
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 
 LIMIT = 5.0  # seconds, from the start of the process to its end
 

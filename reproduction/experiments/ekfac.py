@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fishleg import Auxiliary, AuxiliaryOptions, Categorical, InverseFisher
 from fishleg.curvature.samples import mean_diagonal, sample_h
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 from fishleg.workloads.digits import Batches, split_digits
 from fishleg.workloads.digits_net import DigitsNet
 from reproduction.harness import save_picture

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fishleg import Auxiliary, AuxiliaryOptions, Categorical, Gaussian, InverseFisher
 from fishleg.curvature.samples import sample_h
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 from fishleg.workloads.digits import split_digits
 from reproduction.figures.problems import Problem, Projection, approximate_then_invert, exponential
 from reproduction.harness import save_picture

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 from reproduction.harness.statistics import plain
 
 Results = dict[str, Any]

@@ -1,46 +1,91 @@
-"""Files are written completely or not at all, replace nothing by accident, and follow no link."""
+"""Files are written completely or not at all, links are not followed, and reading is bounded."""
 
 import errno
-import itertools
-import json
 import os
+import time
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fishleg.formats import files
 
-JSON = st.recursive(
-    st.one_of(st.none(), st.integers(), st.text(max_size=9)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-)
+
+def test_nothing_else_is_left_behind(tmp_path: Path) -> None:
+    files.write_atomically(tmp_path / "a", b"1")
+    files.write_atomically(tmp_path / "a", b"2")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a": b"2"}
 
 
-@given(JSON)
-def test_json_is_laid_out_and_nothing_else(tmp_path_factory, value):
-    path = tmp_path_factory.mktemp("json") / "x.json"
-    files.write_json(path, value)
-    assert json.loads(path.read_text(encoding="utf-8")) == value
+@pytest.mark.parametrize("link", ["a.partial", ".a.partial"])
+def test_a_link_beside_the_file_is_not_followed(tmp_path: Path, link: str) -> None:
+    users = tmp_path / "users"
+    users.write_bytes(b"precious")
+    (tmp_path / link).symlink_to(users)
+    files.write_atomically(tmp_path / "a", b"1")
+    assert users.read_bytes() == b"precious"
+    assert (tmp_path / link).is_symlink()
+    assert (tmp_path / "a").read_bytes() == b"1"
 
 
-def test_lists_of_numbers_take_one_line(tmp_path):
-    files.write_json(tmp_path / "x.json", {"a": [1, 2.5, None], "b": ["x  y", "[\n"]})
-    assert (
-        tmp_path / "x.json"
-    ).read_text() == '{\n "a": [ 1, 2.5, null ],\n "b": [\n  "x  y",\n  "[\\n"\n ]\n}\n'
+def test_a_link_at_the_name_of_the_temporary_file_is_not_followed(tmp_path: Path, monkeypatch) -> None:
+    users = tmp_path / "users"
+    users.write_bytes(b"precious")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "0" * 16)
+    (tmp_path / f".a.{'0' * 16}.partial").symlink_to(users)
+    with pytest.raises(FileExistsError):
+        files.write_atomically(tmp_path / "a", b"1")
+    assert users.read_bytes() == b"precious"
+    assert (tmp_path / f".a.{'0' * 16}.partial").is_symlink()
+    assert not (tmp_path / "a").exists()
 
 
-def test_json_has_no_bare_nan(tmp_path):
-    nan, inf = float("nan"), float("inf")
-    files.write_json(tmp_path / "x.json", {"a": nan, "b": [1.0, -inf, (nan,)], "c": {"d": inf}})
-    assert json.loads((tmp_path / "x.json").read_text()) == {
-        "a": None,
-        "b": [1, None, [None]],
-        "c": {"d": None},
-    }
+def test_a_link_at_the_name_of_the_file_is_replaced_itself(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_bytes(b"precious")
+    (tmp_path / "a").symlink_to(users)
+    files.write_atomically(tmp_path / "a", b"1")
+    assert users.read_bytes() == b"precious"
+    assert not (tmp_path / "a").is_symlink()
+    assert (tmp_path / "a").read_bytes() == b"1"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
+    files.write_atomically(tmp_path / "a", b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_atomically(tmp_path / "a", b"new")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a": b"old"}
+
+
+def test_only_leftovers_of_the_named_files_are_removed(tmp_path: Path) -> None:
+    token = "0123456789abcdef"
+    kept = ["a.partial", ".a.partial", f".b.{token}.partial", f".a.{token}", ".a.users-own.partial", "a"]
+    for name in [*kept, f".a.{token}.partial", f".a.b.{token}.partial"]:
+        (tmp_path / name).write_bytes(b"")
+    files.remove_leftovers([tmp_path / "a", tmp_path / "a.b", tmp_path / "none" / "a"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_reading_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    assert files.read_limited(path, 5) == b"12345"
+    with pytest.raises(OSError, match="it is larger than 4 bytes"):
+        files.read_limited(path, 4)
+    with pytest.raises(OSError, match="Is a directory"):
+        files.read_limited(tmp_path, 4)
+    os.mkfifo(tmp_path / "pipe")
+    started = time.monotonic()
+    for special in (Path("/dev/zero"), tmp_path / "pipe"):
+        with pytest.raises(OSError, match="it is not a regular file"):
+            files.read_limited(special, 4)
+        with pytest.raises(OSError, match="it is not a regular file"):
+            files.check_regular(special)
+    assert time.monotonic() - started < 1
 
 
 def test_a_new_file_replaces_nothing(tmp_path):
@@ -66,51 +111,11 @@ def test_a_new_file_on_a_file_system_without_hard_links(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-@pytest.mark.parametrize("new", [True, False])
-def test_links_are_not_followed(tmp_path, monkeypatch, new):
-    theirs = tmp_path / "theirs"
-    theirs.write_text("precious")
-    path = tmp_path / "x"
-    path.symlink_to(theirs)
-    monkeypatch.setattr(files, "_numbers", itertools.count(7))
-    temporary = tmp_path / f".x.{os.getpid()}-7.partial"
-    temporary.symlink_to(theirs)
-    if new:
-        with pytest.raises(FileExistsError):
-            files.write_atomically(path, b"ours", new=True)
-        assert path.is_symlink()
-    else:
-        files.write_atomically(path, b"ours")
-        assert path.read_bytes() == b"ours"
-        assert not path.is_symlink()
-    assert theirs.read_text() == "precious"
-    assert temporary.is_symlink()
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "x"
-    files.write_atomically(path, b"old")
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        files.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
-
-
-def test_only_leftovers_of_named_files_are_removed(tmp_path):
-    ours = [".run.json.123-0.partial", ".run.json.9-77.partial"]
-    theirs = [
-        ".run.json.partial",
-        ".other.json.1.partial",
-        ".run.json.12a.partial",
-        "run.json.1.partial",
-        "run.json",
-    ]
-    for name in [*ours, *theirs]:
-        (tmp_path / name).touch()
-    files.remove_leftovers(tmp_path, ["run.json"])
-    assert {p.name for p in tmp_path.iterdir()} == set(theirs)
+def test_a_link_is_in_the_way_of_a_new_file(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_bytes(b"precious")
+    (tmp_path / "a").symlink_to(users)
+    with pytest.raises(FileExistsError, match="File exists"):
+        files.write_atomically(tmp_path / "a", b"1", new=True)
+    assert (tmp_path / "a").is_symlink()
+    assert users.read_bytes() == b"precious"

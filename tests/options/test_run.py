@@ -57,7 +57,7 @@ def test_amounts() -> None:
         (ModelOptions, {"likelihood": "gauss"}, "likelihood must be one of categorical, gaussian, bernoulli"),
         (DataOptions, {"data": 3}, "data must be a text, got 3"),
         (RunOptions, {"seed": -1}, r"seed must be in \[0, 4294967296\), got -1"),
-        (RunOptions, {"threads": 0}, "threads must be a whole number >= 1, got 0"),
+        (RunOptions, {"threads": 0}, r"threads must be in \[1, 1024\], got 0"),
         (RunOptions, {"keep": 0}, "keep must be a whole number >= 1, got 0"),
         (RunOptions, {"checkpoint_minutes": 0}, "checkpoint_minutes must be a number > 0, got 0"),
     ],

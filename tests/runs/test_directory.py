@@ -10,7 +10,7 @@ from small_runs import QUICK_RUN, go
 
 from fishleg import runs
 from fishleg.formats import checkpoint
-from fishleg.formats.files import write_json
+from fishleg.formats.results import write_json
 from fishleg.runs.directory import CHECKPOINTS, FILES, LOCK, LOG, MODEL, RUN, claimed, read_record
 from fishleg.runs.errors import ToolError
 from fishleg.runs.recipe import make_recipe
@@ -197,7 +197,7 @@ def test_a_foreign_file_at_the_name_of_the_next_checkpoint_is_not_replaced(tmp_p
     directory = interrupted(tmp_path)
     theirs = directory / CHECKPOINTS / f"{read_record(directory)['checkpoints']:06d}.ckpt"
     theirs.write_bytes(b"precious")
-    with pytest.raises(checkpoint.CheckpointError, match="File exists"):
+    with pytest.raises(checkpoint.CheckpointError, match="exists and was not written by this run"):
         runs.resume(directory).execute()
     assert theirs.read_bytes() == b"precious"
     theirs.unlink()

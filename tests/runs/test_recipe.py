@@ -59,9 +59,9 @@ def _values_of(name: str, rule: str, kind: str) -> st.SearchStrategy[Any]:
     if kind == "bool":
         return st.booleans()
     if kind == "str":
-        return texts
+        return texts.filter(str.strip) if rule else texts
     if kind == "int":
-        return st.integers(2, 2**31)
+        return st.integers(2, 1024 if name == "threads" else 2**31)
     return NUMBERS[rule]
 
 

@@ -10,7 +10,7 @@ import click
 from fishleg.cli.flags import Sections, flags_given, recipe_options
 from fishleg.cli.group import ERROR, json_option, recipe_of, recipe_option, trust_option
 from fishleg.cli.output import ResultsCommand, show
-from fishleg.formats.files import to_json
+from fishleg.formats.results import to_json
 from fishleg.runs.errors import ToolError
 
 _SENSITIVITY_HELP = """Predict how much loss each layer of MODEL costs if it alone is pruned.

@@ -15,7 +15,7 @@ from fishleg.cli.group import CommandGroup, json_option
 from fishleg.cli.model_commands import bench, export
 from fishleg.cli.output import ResultsCommand, show
 from fishleg.cli.run_commands import compare, prune, resume
-from fishleg.formats.files import to_json
+from fishleg.formats.results import to_json
 from fishleg.runs.errors import ToolError
 
 _HELP = """Prune PyTorch models with second-order information.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fishleg.formats.files import foreign_file, write_figure, write_json
+from fishleg.formats.results import foreign_file, write_figure, write_json
 from fishleg.inverse import Auxiliary, AuxiliaryStats, InverseFisher
 from fishleg.options import AuxiliaryOptions, FineTuningOptions, PruningOptions
 from fishleg.pruning import PruningSession, StageDone

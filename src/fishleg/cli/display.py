@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from fishleg.options.text import printable
 from fishleg.runs.events import Event, Listener
 
 _LEAST_TIME_LEFT = 3.0  # seconds; less is not announced
@@ -210,7 +211,7 @@ class PlainDisplay:
         if self.progress.counted is not None and silent:
             line = f"{self.progress.phase}: {self.progress.count()}"
         if line:
-            print(line, file=self.stream, flush=True)
+            print(printable(line), file=self.stream, flush=True)
             self._printed_at = now
 
     def close(self) -> None:
@@ -244,7 +245,7 @@ class LiveDisplay:
         """Print the line of an event above the panel; the panel is redrawn at its next turn."""
         line = self.progress.update(event)
         if line:
-            self.live.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self.live.console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
     def _panel(self) -> Any:
         """Return the panel. Another thread calls this too, while events come in."""
@@ -259,7 +260,7 @@ class LiveDisplay:
         grid.add_column()
         training = progress.phase == "training" and "steps" in latest
         step = f", step {latest.get('step')}/{latest['steps']}" if training else ""
-        grid.add_row(self.spinner, Text(f"{progress.phase}{step}"))
+        grid.add_row(self.spinner, Text(printable(f"{progress.phase}{step}")))
         if counted := progress.counted:
             done, total = counted
             grid.add_row("", progress.count())
@@ -300,7 +301,7 @@ class WarningsOnly(Listener):
     def event(self, event: Event) -> None:
         """Print a warning; ignore other events."""
         if event["event"] == "warning":
-            print(event["message"], file=sys.stderr, flush=True)
+            print(printable(event["message"]), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Do nothing."""

@@ -10,7 +10,7 @@ import click
 
 from fishleg.cli.flags import flags_given
 from fishleg.options.declaration import nearest
-from fishleg.options.error_text import error_text
+from fishleg.options.text import error_text, printable
 from fishleg.runs.errors import Interrupted, ToolError
 from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
 
@@ -89,7 +89,9 @@ class CommandGroup(click.Group):
 
 
 def _message(error: BaseException) -> str:
-    text = error_text(error)
+    text = printable(error_text(error))
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{printable(str(error.filename))}: {error.strerror}"
     if isinstance(error, (ToolError, ValueError)):
         return text
     return f"{type(error).__name__}: {text} (for the traceback: fishleg --debug ...)"

@@ -10,7 +10,7 @@ import click
 from fishleg.cli.flags import Sections, flag_name, flags_given, recipe_options
 from fishleg.cli.group import json_option, recipe_of, recipe_option, trust_option
 from fishleg.cli.output import show
-from fishleg.formats.files import to_json
+from fishleg.formats.results import to_json
 from fishleg.runs.errors import ToolError
 
 _EXPORT_HELP = """Write a model to a file that other programs can load.

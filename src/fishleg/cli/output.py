@@ -10,16 +10,18 @@ from typing import Any, TextIO
 
 import click
 
+from fishleg.options.text import printable
+
 _results: list[TextIO] = []
 
 
 def show(text: str) -> None:
-    """Print a result of a command.
+    """Print a result of a command; characters that could control the terminal are escaped.
 
     Args:
         text: The text.
     """
-    click.echo(text, file=_results[-1] if _results else None)
+    click.echo(printable(text), file=_results[-1] if _results else None)
 
 
 @contextlib.contextmanager

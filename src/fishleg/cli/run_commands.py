@@ -14,7 +14,7 @@ from fishleg.cli.display import WarningsOnly, make_display
 from fishleg.cli.flags import Sections, recipe_options
 from fishleg.cli.group import json_option, quiet_option, recipe_of, recipe_option, trust_option
 from fishleg.cli.output import ResultsCommand, show
-from fishleg.formats.files import to_json
+from fishleg.formats.results import to_json
 from fishleg.runs.events import Listener
 from fishleg.runs.recipe import SECTIONS
 

@@ -1,5 +1,7 @@
 """File formats: checkpoints, packed sparse models, exported models, TOML, and files that replace nothing.
 
+How files are written and read is in `files`, safetensors files are in `tensor_files`, JSON in `results`.
+
 The exported names are imported on first use, because the recipes of the command line need TOML but not torch.
 """
 
@@ -10,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fishleg.formats.checkpoint import CheckpointError, Store
-    from fishleg.formats.files import to_json, write_atomically, write_json
+    from fishleg.formats.files import write_atomically
     from fishleg.formats.packed import pack, unpack
+    from fishleg.formats.results import to_json, write_json
     from fishleg.formats.toml import read_toml
 
 _MODULES = {
@@ -19,10 +22,10 @@ _MODULES = {
     "Store": "checkpoint",
     "pack": "packed",
     "read_toml": "toml",
-    "to_json": "files",
+    "to_json": "results",
     "unpack": "packed",
     "write_atomically": "files",
-    "write_json": "files",
+    "write_json": "results",
 }
 
 

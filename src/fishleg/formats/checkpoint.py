@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ import torch
 from torch import Tensor
 
 from fishleg.formats.files import remove_leftovers, write_atomically
+from fishleg.formats.tensor_files import read_tensors, to_bytes
 from fishleg.runtime.tensors import tensor_bytes
 
 logger = logging.getLogger(__name__)
 _FORMAT = "fishleg-1"  # the version of the file format
 SUFFIX = ".ckpt"
 """The suffix of checkpoint files."""
+_NUMBERED = re.compile(rf"([0-9]{{6}}|[1-9][0-9]{{6,}}){re.escape(SUFFIX)}")
 
 
 class CheckpointError(ValueError):
@@ -35,15 +39,13 @@ def save(path: Path, state: Any, *, new: bool = False) -> None:
 
     Args:
         path: The file.
-        new: Whether the file must not exist yet.
         state: Dictionaries, lists, tuples, tensors, numbers, strings and None, nested in any way. An object
             of another type raises a TypeError.
+        new: Whether the file must not exist yet.
 
     Raises:
         CheckpointError: If the file cannot be written.
     """
-    from safetensors.torch import save as to_bytes
-
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_encode(state, tensors))
     metadata = {"format": _FORMAT, "structure": structure, "sha256": _checksum(tensors, structure)}
@@ -65,21 +67,22 @@ def load(path: Path) -> Any:
     Raises:
         CheckpointError: If the file does not exist, is not a checkpoint, or is damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys() if name}  # noqa: SIM118
+        tensors, metadata = read_tensors(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no checkpoint {path}") from error
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
+    tensors.pop("", None)
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a fishleg checkpoint (format {metadata.get('format')!r})")
     if _checksum(tensors, metadata.get("structure", "")) != metadata.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
-    return _decode(json.loads(metadata["structure"]), tensors)
+    try:
+        return _decode(json.loads(metadata["structure"]), tensors)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise CheckpointError(f"{path} holds no state that this version can read: {reason}") from error
 
 
 def names(count: int) -> list[str]:
@@ -97,15 +100,16 @@ def names(count: int) -> list[str]:
 class Store:
     """The checkpoints of one run: numbered files in a directory, of which the newest are kept.
 
-    No file is read, replaced or deleted that is not among its own.
+    Only files that this store wrote or was told about are read, replaced or deleted.
 
     Args:
         directory: The directory; it is created when the first checkpoint is saved.
         keep: How many checkpoints are kept.
-        owned: The names of checkpoints that were saved before; None: all in the directory.
+        owned: The names of checkpoints that belong to the run already; they need not exist any more. None:
+            every checkpoint in the directory.
 
     Raises:
-        ValueError: If `keep` is less than 1.
+        ValueError: If `keep` is less than 1, or an owned name is not that of a checkpoint.
     """
 
     def __init__(self, directory: Path, keep: int = 3, owned: Iterable[str] | None = ()) -> None:
@@ -113,25 +117,33 @@ class Store:
             raise ValueError(f"keep must be >= 1, got {keep}")
         self.directory, self.keep = directory, keep
         if owned is None:
-            found = directory.glob(f"{6 * '[0-9]'}{SUFFIX}")
-            owned = (path.name for path in found)
-        self.owned = sorted(owned)
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next checkpoint."""
-        return int(self.owned[-1].removesuffix(SUFFIX)) + 1 if self.owned else 0
+            owned = [p.name for p in directory.glob(f"*{SUFFIX}") if _NUMBERED.fullmatch(p.name)]
+        self.owned: list[str] = sorted(set(owned), key=_number)
 
     def paths(self) -> list[Path]:
-        """Return the files of all checkpoints, oldest first.
+        """Return the files of all checkpoints of the run, oldest first.
 
         Returns:
             Their paths.
         """
-        return [path for name in self.owned if (path := self.directory / name).exists()]
+        paths = [self.directory / name for name in sorted(self.owned, key=_number)]
+        return [path for path in paths if os.path.lexists(path)]
+
+    def next_path(self) -> Path:
+        """Return where the next checkpoint will be written.
+
+        Returns:
+            The path.
+        """
+        return self.directory / f"{self.next_number:06d}{SUFFIX}"
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next checkpoint."""
+        return max(map(_number, self.owned), default=-1) + 1
 
     def save(self, state: Any, *, protect: Path | None = None) -> Path:
-        """Write the next checkpoint, then delete old ones and incomplete files.
+        """Write the next checkpoint, then delete old ones and incomplete files of the run.
 
         Args:
             state: The state, as for `save`.
@@ -141,19 +153,20 @@ class Store:
             The path of the new checkpoint.
 
         Raises:
-            CheckpointError: If the file cannot be written.
+            CheckpointError: If the file cannot be written, or exists and does not belong to the run.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        paths, name = self.paths(), f"{self.next_number:06d}{SUFFIX}"
-        path = self.directory / name
+        path, before = self.next_path(), self.paths()
+        if os.path.lexists(path):
+            raise CheckpointError(f"{path} exists and was not written by this run: move it elsewhere")
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
             save(path, state, new=True)
-        except CheckpointError as error:
-            last = f"; the last complete checkpoint is {paths[-1]}" if paths else ""
+        except (CheckpointError, OSError) as error:
+            last = f"; the last complete checkpoint is {before[-1]}" if before else ""
             raise CheckpointError(f"{error}{last}") from error
-        self.owned.append(name)
+        self.owned.append(path.name)
+        remove_leftovers(self.directory / name for name in self.owned)
         self._delete(self.paths()[: -self.keep], protect)
-        remove_leftovers(self.directory, self.owned)
         return path
 
     def keep_last(self) -> None:
@@ -164,17 +177,23 @@ class Store:
         for path in paths:
             if path != protect:
                 path.unlink()
+                self.owned.remove(path.name)
 
-    def latest(self) -> tuple[Path, Any] | None:
+    def latest(self, before: Path | None = None) -> tuple[Path, Any] | None:
         """Read the newest checkpoint that is not damaged. A damaged one is skipped with a warning.
+
+        Args:
+            before: Only checkpoints older than this one are read: its content has turned out not to fit.
 
         Returns:
             The path and the state; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: If there are checkpoints, but all are damaged.
+            CheckpointError: If there are checkpoints, but none of them can be read.
         """
         paths = self.paths()
+        if before is not None:
+            paths = [path for path in paths if _number(path.name) < _number(before.name)]
         for path in reversed(paths):
             try:
                 return path, load(path)
@@ -183,6 +202,17 @@ class Store:
         if paths:
             raise CheckpointError(f"none of the {len(paths)} checkpoints in {self.directory} can be read")
         return None
+
+
+def _number(name: str) -> int:
+    """Return the number of a checkpoint.
+
+    Raises:
+        ValueError: If the name is not that of a checkpoint.
+    """
+    if not _NUMBERED.fullmatch(name):
+        raise ValueError(f"a checkpoint must be named like 000000{SUFFIX}, got {name!r}")
+    return int(name.removesuffix(SUFFIX))
 
 
 def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -211,18 +241,28 @@ def _encode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return the value of its JSON form; the inverse of `_encode`."""
+    """Return the value of its JSON form; the inverse of `_encode`.
+
+    Raises:
+        ValueError: If it is not the JSON form of a value.
+    """
     decode: Callable[[Any], Any] = lambda item: _decode(item, tensors)  # noqa: E731
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
-    ((kind, content),) = value.items()
-    if kind == "$tensor":
+    kind, content = next(iter(value.items())) if len(value) == 1 else (None, None)
+    if kind == "$tensor" and isinstance(content, str) and content in tensors:
         return tensors[content]
-    if kind == "$tuple":
+    if kind == "$tuple" and isinstance(content, list):
         return tuple(decode(item) for item in content)
-    return {decode(key): decode(item) for key, item in content}
+    if kind == "$dict" and isinstance(content, list) and all(map(_is_pair, content)):
+        return {decode(key): decode(item) for key, item in content}
+    raise ValueError(f"an object with the keys {list(value)[:3]} is no encoded value")
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2
 
 
 def _checksum(tensors: dict[str, Tensor], structure: str) -> str:

@@ -1,47 +1,53 @@
-"""Files that are written completely or not at all, that replace nothing by accident, and that follow no link.
-
-This module does not import torch.
-"""
+"""Files that are written completely or not at all, and read only up to a limit. Does not import torch."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
-import itertools
-import json
-import math
 import os
 import re
+import secrets
+import stat
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 """The flag with which opening a symbolic link is an error; 0 where there is none."""
-PARTIAL = ".partial"
-"""The ending of files that are being written."""
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_numbers = itertools.count()
+_TOKEN = 16  # hexadecimal digits in the name of a temporary file
 
 
 def write_atomically(path: Path, data: bytes, *, new: bool = False) -> None:
-    """Write a file completely or not at all.
+    """Write a file completely or not at all. An OSError names the file.
 
-    The data are written to a temporary file beside it, forced to disk, and renamed. The temporary file is
-    created exclusively under a name that no other process and no other thread uses. A symbolic link at `path`
-    is itself replaced; its target is not touched.
+    The data are written to a new file `.NAME.TOKEN.partial`, forced to disk, and renamed over the old file.
+    That file is created exclusively under a random name, so no link is followed and nothing that this call
+    did not create is changed or deleted; a symbolic link at the name of the file is replaced itself, and its
+    target stays as it is. What a killed process left behind is deleted by `remove_leftovers`.
 
     Args:
         path: The file.
         data: Its content.
         new: Whether the file must not exist yet; a FileExistsError is raised then instead of replacing it.
+
+    Raises:
+        OSError: It cannot be written.
     """
-    file, temporary = _create_beside(path)
     try:
-        with os.fdopen(file, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        _write(path, data, new)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write(path: Path, data: bytes, new: bool) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN // 2)}.partial")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(temporary, flags, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         if new:
             _rename_exclusively(temporary, path)
         else:
@@ -56,18 +62,6 @@ def write_atomically(path: Path, data: bytes, *, new: bool = False) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _create_beside(path: Path) -> tuple[int, Path]:
-    """Create a temporary file that did not exist.
-
-    Returns:
-        The open file and its path.
-    """
-    while True:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_numbers)}{PARTIAL}")
-        with contextlib.suppress(FileExistsError):  # left by a killed process that had the same number
-            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666), temporary
 
 
 def _rename_exclusively(source: Path, target: Path) -> None:
@@ -87,90 +81,62 @@ def _rename_exclusively(source: Path, target: Path) -> None:
         source.unlink()
 
 
-def remove_leftovers(directory: Path, names: tuple[str, ...] | list[str]) -> None:
-    """Remove the temporary files that a killed process has left behind.
+def remove_leftovers(paths: Iterable[Path]) -> None:
+    """Delete temporary files that `write_atomically` left behind because its process was killed.
+
+    Only the owner of the files may call this, while no other process writes them.
 
     Args:
-        directory: A directory that no other process writes to now.
-        names: The names of the files that were being written.
+        paths: The files whose temporary files are deleted.
     """
-    for name in names:
-        for leftover in directory.glob(f".{_escaped(name)}.*{PARTIAL}"):
-            if re.fullmatch(rf"\.{re.escape(name)}\.\d+-\d+{re.escape(PARTIAL)}", leftover.name):
-                leftover.unlink(missing_ok=True)
+    by_folder: dict[Path, set[str]] = {}
+    for path in paths:
+        by_folder.setdefault(path.parent, set()).add(path.name)
+    for folder, names in by_folder.items():
+        if folder.is_dir():
+            for found in folder.glob(".*.partial"):
+                name = re.fullmatch(rf"\.(.+)\.[0-9a-f]{{{_TOKEN}}}\.partial", found.name, re.DOTALL)
+                if name is not None and name[1] in names:
+                    found.unlink(missing_ok=True)
 
 
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)
-
-
-def to_json(value: Any, *, indent: int | None = 1) -> str:
-    """Return a value as JSON. NaN and infinities, which JSON does not have, become null.
-
-    >>> to_json({"loss": float("nan"), "steps": [1, 2]}, indent=None)
-    '{"loss": null, "steps": [1, 2]}'
+def check_regular(path: Path) -> None:
+    """Check that a path names a regular file: reading a device or a pipe may never end.
 
     Args:
-        value: A value that JSON can represent.
-        indent: The indentation; None: everything on one line.
+        path: The file. Links are followed.
+
+    Raises:
+        OSError: It does not exist, or is a directory, a device or a pipe.
+    """
+    _check_mode(os.stat(path).st_mode)
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """Read a regular file of limited size.
+
+    Args:
+        path: The file. Links are followed.
+        limit: The largest size in bytes.
 
     Returns:
-        The text; lists of plain values stand on one line.
+        Its content.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is larger.
     """
-    text = json.dumps(_finite(value), indent=indent, allow_nan=False)
-    # JSON strings hold no raw line break, so this changes only the layout.
-    return re.sub(r"\[\n[^\[\]{}]*\n *\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
+    # without O_NONBLOCK, opening a pipe waits for a writer
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(descriptor, "rb") as file:
+        _check_mode(os.fstat(descriptor).st_mode)
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(f"it is larger than {limit:,} bytes")
+    return data
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
-
-
-def write_json(path: Path, value: Any, *, new: bool = False) -> None:
-    """Write a JSON file completely or not at all.
-
-    Args:
-        path: The file.
-        value: A value that JSON can represent.
-        new: Whether the file must not exist yet.
-    """
-    write_atomically(path, f"{to_json(value)}\n".encode(), new=new)
-
-
-def write_figure(path: Path, figure: Any, *, new: bool = False) -> None:
-    """Write a picture completely or not at all.
-
-    Args:
-        path: The file; its ending gives the format.
-        figure: A figure of matplotlib.
-        new: Whether the file must not exist yet.
-    """
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix[1:].lower(), dpi=130)
-    write_atomically(path, buffer.getvalue(), new=new)
-
-
-def foreign_file(results: Path, maker: str, *others: Path) -> Path | None:
-    """Find a file that a command would replace and that is not from an earlier call of it.
-
-    Args:
-        results: The JSON file in which the command names itself under "made_by".
-        maker: That name.
-        others: Files that it writes beside it.
-
-    Returns:
-        The first such file; None if all may be written.
-    """
-    try:
-        content = json.loads(results.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        content = None
-    if isinstance(content, dict) and content.get("made_by") == maker:
-        return None
-    return next((path for path in (results, *others) if os.path.lexists(path)), None)
+def _check_mode(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError("it is not a regular file")

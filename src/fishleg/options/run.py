@@ -118,7 +118,7 @@ class RunOptions:
     )
     seed: int = option(0, "Seed of all random numbers.", rule="[0, 4294967296)")
     device: str = option("auto", "Device: auto, cpu, cuda, cuda:1 ...", rule=NOT_EMPTY)
-    threads: int | None = option(None, "Number of CPU threads; default: as torch chooses.", rule=">= 1")
+    threads: int | None = option(None, "Number of CPU threads; default: as torch chooses.", rule="[1, 1024]")
     checkpoint_minutes: float = option(5.0, "Minutes between checkpoints while training.", rule="> 0")
     keep: int = option(3, "Number of checkpoints to keep.", rule=">= 1")
     tensorboard: bool = option(False, "Log to TensorBoard too (needs tensorboard).")

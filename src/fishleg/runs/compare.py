@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fishleg.formats.files import foreign_file, write_figure, write_json
+from fishleg.formats.results import foreign_file, write_figure, write_json
 from fishleg.options.declaration import nearest
 from fishleg.options.names import EMPIRICAL_METHODS, METHODS
 from fishleg.runs.directory import LOG, RECIPE, RUN, check_unused, read_record

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fishleg.formats.new_file import check_new_file, write_new_file
 from fishleg.formats.onnx import missing_packages, to_onnx
 from fishleg.formats.packed import pack, unpack
+from fishleg.formats.tensor_files import to_bytes
 from fishleg.formats.traced import to_pt2, trace_model
 from fishleg.runs.errors import ToolError
 from fishleg.runs.load import load_run, load_small
@@ -186,7 +187,6 @@ def _to_safetensors(state: Mapping[str, Tensor], packed: bool, shrunk: bool) -> 
         ValueError: If a value was not read back as it was.
     """
     from safetensors.torch import load
-    from safetensors.torch import save as to_bytes
 
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     header = {"format": "pt", **({SHRUNK: "yes"} if shrunk else {})}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fishleg.formats import checkpoint
 from fishleg.formats.packed import pack
+from fishleg.options.text import printable
 from fishleg.pruning.patterns import NM, Blocks, Rows, as_pattern
 from fishleg.runs.directory import read_record
 from fishleg.runs.errors import ToolError
@@ -77,18 +78,19 @@ class Inspection:
         return asdict(self)
 
     def table(self) -> str:
-        """Return a table for the terminal."""
-        width = max(len(t.name) for t in self.tensors)
+        """Return a table for the terminal, without characters that could control it."""
+        names = [printable(t.name, one_line=True) for t in self.tensors]
+        width = max(map(len, names))
         lines = [
             f"{'tensor':<{width}} {'shape':>16} {'size':>10} {'kept':>10} {'zeros':>8} {'pattern':>8} "
             f"{'dead rows':>10}"
         ]
-        for t in self.tensors:
+        for name, t in zip(names, self.tensors, strict=True):
             shape = "x".join(map(str, t.shape)) or "scalar"
             verdict = "" if t.holds is None else f"  {self.pattern} {'holds' if t.holds else 'VIOLATED'}"
             dead = t.dead_rows or ""
             lines.append(
-                f"{t.name:<{width}} {shape:>16} {t.size:>10,} {t.kept:>10,} {t.sparsity:>8.1%} "
+                f"{name:<{width}} {shape:>16} {t.size:>10,} {t.kept:>10,} {t.sparsity:>8.1%} "
                 f"{t.pattern:>8} {dead:>10}{verdict}"
             )
         lines.append(f"\n{self.path}: {self.bytes:,} bytes; packed size {self.bytes_packed:,} bytes")
@@ -97,7 +99,7 @@ class Inspection:
             lines.append(f"pattern {self.pattern}: {'holds' if self.holds else 'does NOT hold'}")
         made = {key: value for key, value in self.made.items() if key != "sparsity"}  # stands above
         lines += [f"{key}: {value}" for key, value in made.items()]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
@@ -134,9 +136,14 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
     if path.suffix == checkpoint.SUFFIX:
         content = checkpoint.load(path)
         state = content.get("model", content) if isinstance(content, dict) else {}
-        if not state or not all(isinstance(value, Tensor) for value in state.values()):
+        if not _is_state_dict(state):
             raise ToolError(f"{path} holds no state dict of tensors")
-        made = {**(made or _how_made(path.parent.parent)), **_masks_inside(content, state)}
+        try:
+            inside = _masks_inside(content, state)
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            reason = printable(str(error), one_line=True)
+            raise ToolError(f"{path} holds masks that do not fit its weights: {reason}") from None
+        made = {**(made or _how_made(path.parent.parent)), **inside}
         prunable = prunable or _prunable(path.parent.parent)
     else:
         state = load_weights(path)
@@ -144,7 +151,7 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
     if path.suffix == ".safetensors":  # such a file does not keep the order of the model
         state = dict(sorted(state.items(), key=lambda item: _natural(item[0])))
     size = path.stat().st_size
-    tensors = [_facts(name, tensor, pattern) for name, tensor in state.items()]
+    tensors = [_checked_facts(name, tensor, pattern, path) for name, tensor in state.items()]
     zeroed = {t.name for t in tensors if t.sparsity > 0 and len(t.shape) > 1}
     pruned = [t for t in tensors if t.name in (prunable or zeroed)]
     sparsity_of = "prunable matrices" if prunable else "matrices that have zeros"
@@ -153,7 +160,10 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
     if path.name in ("model.safetensors", beside.name) and beside.is_file():
         packed = beside.stat().st_size
     else:
-        packed = len(to_bytes({name: t.contiguous() for name, t in pack(state).items()}))
+        try:
+            packed = len(to_bytes({name: t.contiguous() for name, t in pack(state).items()}))
+        except (ValueError, KeyError, RuntimeError) as error:  # a reserved name, or an unusual element type
+            raise ToolError(f"{path} cannot be packed: {printable(str(error), one_line=True)}") from None
     verdicts = [t.holds for t in tensors if t.holds is not None]
     holds = None if pattern is None else bool(verdicts) and all(verdicts)
     sparsity = zeros / total if total else 0.0
@@ -164,6 +174,22 @@ def _natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key that puts layer 2 before layer 12."""
     parts = re.split("([0-9]+)", name)  # every second one is a number, which may be too long for int
     return [(len(part.lstrip("0")) if i % 2 else 0, part) for i, part in enumerate(parts)]
+
+
+def _is_state_dict(state: Any) -> bool:
+    return bool(
+        isinstance(state, dict)
+        and state
+        and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items())
+    )
+
+
+def _checked_facts(name: str, tensor: Tensor, pattern: str | None, path: Path) -> TensorFacts:
+    try:
+        return _facts(name, tensor, pattern)
+    except RuntimeError:  # an element type that cannot be compared with zero
+        shown = printable(name, one_line=True)
+        raise ToolError(f"{path} holds {shown} of dtype {tensor.dtype}, which cannot be inspected") from None
 
 
 def _facts(name: str, tensor: Tensor, pattern: str | None) -> TensorFacts:
@@ -207,11 +233,18 @@ def _how_made(directory: Path) -> dict[str, Any]:
 
 
 def _prunable(directory: Path) -> set[str]:
-    """Return the weights that the run in a directory prunes; some may have no zeros."""
+    """Return the weights that the run in a directory prunes; some may have no zeros.
+
+    Raises:
+        ToolError: Its record cannot be read.
+    """
     if not (directory / "run.json").is_file():
         return set()
     layers = read_record(directory).get("layers", [])
-    return {layer["name"] for layer in layers if layer["reason"] is None}
+    try:
+        return {str(layer["name"]) for layer in layers if layer["reason"] is None}
+    except (KeyError, TypeError):
+        raise ToolError(f"{directory / 'run.json'} holds no record of a run") from None
 
 
 def _masks_inside(content: dict[str, Any], state: dict[str, Tensor]) -> dict[str, Any]:
@@ -234,7 +267,7 @@ def _recipe_inside(path: Path) -> dict[str, Any]:
         return {}
     from safetensors import safe_open
 
-    with safe_open(path, "pt") as file:
+    with safe_open(path, "pt") as file:  # which `load_weights` has read before
         metadata = file.metadata() or {}
     return {"recipe": "\n" + metadata["recipe"]} if "recipe" in metadata else {}
 

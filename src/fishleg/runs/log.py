@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fishleg.formats.files import remove_leftovers, write_json
+from fishleg.formats.files import remove_leftovers
+from fishleg.formats.results import write_json
 from fishleg.runs.directory import CHECKPOINTS, FILES, RUN
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import Event, FileLog, Listener, TensorBoard, WeightsAndBiases
@@ -56,7 +57,7 @@ class RunLog:
                 self.record |= self.summary("starting")
                 write_json(self.directory / RUN, self.record, new=True)
             else:
-                remove_leftovers(self.directory, list(FILES))
+                remove_leftovers(self.directory / name for name in FILES)
             self._owns_record = True
             (self.directory / CHECKPOINTS).mkdir(exist_ok=not new)
             trackers: list[Listener] = []

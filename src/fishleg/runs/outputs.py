@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fishleg.formats.files import write_atomically
 from fishleg.formats.packed import pack
+from fishleg.formats.tensor_files import to_bytes
 from fishleg.pruning import Surgeon, apply_masks
 from fishleg.runs.describe import describe_layers
 from fishleg.runs.directory import LOG, MODEL, PACKED, REPORT, SMALL
@@ -42,7 +43,8 @@ def write_results(
     model, record, directory = surgeon.model, run_log.record, run_log.directory
     recipe = prepared.recipe.to_toml()
     apply_masks(model, surgeon.masks)
-    facts = {"sparsity": f"{surgeon.sparsity:.6f}", "recipe": recipe}
+    # equal runs give equal files, wherever they are written to
+    facts = {"sparsity": f"{surgeon.sparsity:.6f}", "recipe": prepared.recipe.to_toml(leave_out=("out",))}
     record |= {
         **_write_models(directory, model.state_dict(), facts),
         "sparsity": surgeon.sparsity,
@@ -120,8 +122,6 @@ def _unique(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, str]) -> None:
-    from safetensors.torch import save as to_bytes
-
     try:
         write_atomically(path, to_bytes(tensors, {"format": "pt", **facts}))
     except OSError as error:

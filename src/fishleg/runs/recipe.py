@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fishleg.formats.toml import read_toml
 from fishleg.options import (
     AuxiliaryOptions,
     DataOptions,
@@ -27,6 +26,7 @@ from fishleg.options import (
 from fishleg.options.declaration import differing, is_optional, nearest
 from fishleg.options.run import BUDGETS
 from fishleg.runs.errors import ToolError
+from fishleg.runs.recipe_files import read_content
 
 
 class RecipeError(ToolError):
@@ -125,14 +125,18 @@ class Recipe:
     def _options_of(self, section: str) -> Any:
         return self.pruning.auxiliary if section == "auxiliary" else getattr(self, section)
 
-    def to_toml(self) -> str:
+    def to_toml(self, leave_out: Collection[str] = ()) -> str:
         """Return the recipe as a file that `load_recipe` reads back.
+
+        Args:
+            leave_out: Keys that are not written.
 
         Returns:
             The text of a TOML file.
         """
         lines = []
         for section, values in self.sections().items():
+            values = {key: value for key, value in values.items() if key not in leave_out}
             if values:
                 lines += [f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
         return "\n".join(lines).rstrip() + "\n"
@@ -260,17 +264,11 @@ def load_recipe(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        content = read_content(path)
     except OSError as error:
         raise RecipeError(f"cannot read recipe {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise RecipeError(f"recipe {path} is not a text file") from None
-    try:
-        content = _parse(path, text)
-    except RecipeError:
-        raise
-    except Exception as error:
-        raise RecipeError(f"recipe {path} cannot be read: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise RecipeError(f"recipe {path} cannot be read: {error}") from None
     if not isinstance(content, Mapping):
         raise RecipeError(f"recipe {path} must hold sections, got {type(content).__name__}")
     return flatten(content)
@@ -326,20 +324,6 @@ def _unknown_key(section: str, key: str) -> str:
         meant = [name for name in every if repr(name) in hint and section not in _homes(name)]
         hint += f" It belongs under {_sections_text(_homes(meant[0]))}" if meant else ""
     return f"unknown key {key!r} in [{section}] (keys are {', '.join(KEYS[section])}){hint}"
-
-
-def _parse(path: Path, text: str) -> Any:
-    if path.suffix == ".toml":
-        return read_toml(text)
-    if path.suffix == ".json":
-        return json.loads(text)
-    if path.suffix in (".yaml", ".yml"):
-        try:
-            import yaml
-        except ImportError:
-            raise RecipeError("a YAML recipe needs PyYAML: pip install pyyaml, or write TOML") from None
-        return yaml.safe_load(text)
-    raise RecipeError(f"a recipe must be a .toml, .yaml or .json file, got {path.name!r}")
 
 
 def _toml(value: Any) -> str:

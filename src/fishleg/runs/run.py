@@ -16,6 +16,7 @@ from typing import Any
 from fishleg.formats import checkpoint
 from fishleg.formats.files import write_atomically
 from fishleg.inverse import AuxiliaryStats
+from fishleg.options.text import error_text
 from fishleg.pruning import Event, InverseUpdated, Pruned, StageStarted, TrainingStep
 from fishleg.runs.budgets import check_reachable, macs_budget, make_plan, sparsity_for_macs
 from fishleg.runs.describe import describe_run, describe_total, first_record
@@ -75,8 +76,7 @@ class Run:
         self._dense: Evaluation | None = None
         check_trackers(options.tensorboard, options.wandb)
         self.training = self._training_loader()
-        self.session = make_session(prepared, self.training, self._on_auxiliary_step)
-        self.surgeon = self.session.surgeon
+        self._make_session()
         self.batch = prepared.draw_batch()
         self.evaluator.on_batch = self._on_evaluated_batch
         # read before anything is changed: it is an error if none of the checkpoints can be
@@ -84,6 +84,10 @@ class Run:
         self.macs = count_macs(self.model, self.batch, prepared.forward)
         self._prepare_session()
         self.plan = self._make_first_plan()
+
+    def _make_session(self) -> None:
+        self.session = make_session(self.prepared, self.training, self._on_auxiliary_step)
+        self.surgeon = self.session.surgeon
 
     def _training_loader(self) -> Replayable | None:
         if self.recipe.trains is None:
@@ -193,13 +197,11 @@ class Run:
         if "dense" not in self.record or found is None:  # killed before anything was measured
             self._begin()
             return
-        path, state = found
-        self._load(state)
+        path, _ = self._restore(found)
         assert self.plan is not None
         if not self._ahead_of_plan:
             self.accepted = path
         self.record["resumed"] = self.record.get("resumed", 0) + 1
-        self.run_log.load_state_dict(state["run_log"])
         self.run_log.status("running")
         fraction = self.plan.fraction
         self.run_log.emit(
@@ -208,6 +210,34 @@ class Run:
         )  # fmt: skip
         for message in differences(self.record.get("fingerprint"), self.fingerprint):
             self.run_log.warn(message)
+
+    def _restore(self, found: tuple[Path, Any]) -> tuple[Path, Any]:
+        """Go to a checkpoint, or to the newest one before it whose content fits the run.
+
+        Returns:
+            Its path and content.
+
+        Raises:
+            CheckpointError: None of them fits.
+        """
+        candidate: tuple[Path, Any] | None = found
+        while candidate is not None:
+            path, state = candidate
+            try:
+                self._load(state)
+                self.run_log.load_state_dict(state["run_log"])
+                return candidate
+            except Exception as error:  # of whatever kind: a content with a right checksum may be anything
+                reason = f"{type(error).__name__}: {error_text(error)}"
+                logger.warning(
+                    "%s does not fit this run (%s). The checkpoint before it is used", path, reason
+                )
+            self.model.load_state_dict(self.prepared.dense.state_dict())
+            self._make_session()
+            self._prepare_session()
+            self.plan = self._make_first_plan()
+            candidate = self.store.latest(before=path)
+        raise checkpoint.CheckpointError(f"none of the checkpoints in {self.store.directory} fits this run")
 
     def _metric_facts(self) -> dict[str, str]:
         return {"metric_name": self.evaluator.name, "metric_unit": self.evaluator.unit}

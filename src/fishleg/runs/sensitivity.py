@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fishleg.formats.files import write_figure
+from fishleg.formats.results import write_figure
 from fishleg.pruning import Surgeon, default_sparsity
 from fishleg.runs.budgets import check_reachable
 from fishleg.runs.errors import ToolError

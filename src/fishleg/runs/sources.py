@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fishleg.options.declaration import nearest
-from fishleg.options.error_text import error_text
+from fishleg.options.text import error_text
 from fishleg.runs.errors import ToolError
 from fishleg.workloads.registry import WORKLOADS, Workload
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fishleg.options.error_text import error_text
+from fishleg.options.text import error_text
 from fishleg.runtime.loaders import iterate
 from fishleg.runtime.random_state import RandomStream, loader_generators, loader_parts
 from fishleg.runtime.tensors import digest

@@ -80,3 +80,40 @@ def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
         if not finite:
             return name
     return None
+
+
+NOT_FINITE = "holds NaN or Inf"
+"""The reason that `loading_problem` gives for such values."""
+
+
+def loading_problem(value: Any, own: Any) -> str | None:
+    """Tell why a tensor of a file must not be loaded in the place of a model's own one.
+
+    Floating-point tensors may replace each other if all values stay finite. Others must keep their values.
+    Shapes are not compared.
+
+    Args:
+        value: The tensor of the file.
+        own: The parameter or buffer of the model.
+
+    Returns:
+        The reason, for example `is int8, the model has float32`; None: there is none.
+    """
+    if not isinstance(value, Tensor) or not isinstance(own, Tensor):
+        return f"is a {type(value).__name__}, the model has a {type(own).__name__}"
+    kinds = [(t.is_floating_point(), t.is_complex()) for t in (value, own)]
+    names = [str(t.dtype).removeprefix("torch.") for t in (value, own)]
+    if kinds[0] != kinds[1]:
+        return f"is {names[0]}, the model has {names[1]}"
+    converted = value.detach().to(own.dtype)
+    if not any(kinds[0]):
+        same = torch.equal(converted.to(value.dtype), value)
+        return None if same else f"is {names[0]} with values that do not fit {names[1]} of the model"
+    if _is_finite(converted):
+        return None
+    return f"has values beyond the range of {names[1]}" if _is_finite(value) else NOT_FINITE
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch cannot judge 8-bit numbers
+    return bool(wide.isfinite().all())

@@ -15,8 +15,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fishleg.runtime.batches import Forward, default_forward, move_batch
 from fishleg.runtime.models import abbreviate, copy_model
+from fishleg.runtime.tensors import loading_problem
 from fishleg.shrinking.channel_graph import ChannelGraph
-from fishleg.shrinking.resize import replace_tensors, select_indices
+from fishleg.shrinking.resize import check_sizes, replace_tensors, select_indices
 from fishleg.shrinking.trace import parameter_or_buffer, trace_channels
 from fishleg.shrinking.verify import check_same_outputs
 
@@ -102,8 +103,9 @@ def load_shrunk(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         The model.
 
     Raises:
-        ValueError: If the state belongs to another model: other names, or a tensor that is larger than the
-            model's.
+        ValueError: If the state belongs to another model: other names, a tensor that is larger than the
+            model's, or sizes that contradict each other within a layer. Also if it holds NaN or Inf, or
+            values of another kind, such as integers. The model is not changed then.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -122,6 +124,10 @@ def load_shrunk(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
                 f"{name} has shape {shapes[0]} in the state, which must not exceed {shapes[1]} of the model: "
                 "the state is that of another model"
             )
+    check_sizes(model, {name: value.shape for name, value in state.items()})
+    for name in own:
+        if (problem := loading_problem(state[name], own[name])) is not None:
+            raise ValueError(f"{name} {problem}")
     smaller = {name: value for name, value in state.items() if value.shape != own[name].shape}
     replace_tensors(model, {name: value.detach().clone().to(own[name]) for name, value in smaller.items()})
     model.load_state_dict(state)
