@@ -25,9 +25,7 @@ def operators() -> dict[str, Operator]:
 
 def brute_force(w: torch.Tensor, q: Operator, groups: torch.Tensor) -> list[float]:
     values, dense = w.flatten(), q.dense()
-    return [
-        float(0.5 * values[g] @ torch.linalg.solve(dense[g][:, g], values[g])) for g in groups.unbind(0)
-    ]
+    return [float(0.5 * values[g] @ torch.linalg.solve(dense[g][:, g], values[g])) for g in groups.unbind(0)]
 
 
 @pytest.mark.parametrize("name", ["diagonal", "identity", "blocks"])

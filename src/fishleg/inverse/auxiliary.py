@@ -35,9 +35,10 @@ from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.inverse.probe_loss import probe_loss
 from fishleg.inverse.sampled_loss import SampledEstimator
 from fishleg.options import AuxiliaryOptions
+from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, batch_size, default_forward, move_batch, slice_batch
 from fishleg.runtime.batchnorm import can_use_batch_statistics
-from fishleg.runtime.loaders import cycle
+from fishleg.runtime.loaders import BatchStream, cycle
 from fishleg.runtime.process_group import broadcast_from_first, is_distributed, warn_if_not_shared
 
 __all__ = ["Auxiliary", "AuxiliaryStats"]
@@ -200,8 +201,10 @@ class Auxiliary:
             raise ValueError(f"steps must be >= 1, got {steps}")
         self.tolerance = tolerance
         stats = None
-        for i, batch in zip(range(steps), cycle(loader), strict=False):
-            result = self.try_step(batch, lr_factor=0.5 * (1 + math.cos(math.pi * i / steps)))
+        stream = loader if isinstance(loader, BatchStream) else cycle(loader)
+        for i, batch in zip(range(steps), stream, strict=False):
+            with naming_the_batch(stream.place):
+                result = self.try_step(batch, lr_factor=0.5 * (1 + math.cos(math.pi * i / steps)))
             if result is None:
                 continue
             stats = result

@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 from fishleg.curvature.likelihoods import Likelihood, as_likelihood
 from fishleg.inverse.auxiliary import AuxiliaryStats
 from fishleg.inverse.estimators import find_method
+from fishleg.inverse.estimators.problem import LOADER
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.inverse.inverse_updater import InverseUpdater
 from fishleg.options import PruningOptions
@@ -250,7 +251,7 @@ class Surgeon:
         if self._data_checked or self.history:
             return
         outputs = self.output_change.outputs()
-        batches = self.output_change.batches or [next(cycle(self.loader))]  # an empty loader raises
+        batches = self.output_change.batches or [next(cycle(self.loader, LOADER))]  # an empty loader raises
         diagnostics.warn_about_outputs(outputs, batches, self.likelihood)
         if self.predicts:
             diagnostics.check_batches(self.model, batches[0], self.likelihood, self.forward, self.options)

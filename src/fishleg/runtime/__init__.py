@@ -3,6 +3,7 @@
 This package knows nothing about curvature or pruning. It depends on torch only.
 """
 
+from fishleg.runtime.batch_errors import LoaderError, naming_the_batch
 from fishleg.runtime.batches import (
     Forward,
     batch_size,
@@ -38,7 +39,7 @@ from fishleg.runtime.process_group import (
     warn_if_not_shared,
 )
 from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
-from fishleg.runtime.replay import LoaderError, Replayable
+from fishleg.runtime.replay import Replayable
 from fishleg.runtime.tensors import Tensors, at_least_float32, digest, first_non_finite, tensor_bytes
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "map_tensors",
     "mean_over_processes",
     "move_batch",
+    "naming_the_batch",
     "one_pass",
     "output_tensor",
     "refresh_batchnorm",

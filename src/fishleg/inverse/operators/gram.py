@@ -53,7 +53,7 @@ class Gram(Operator):
         return self.factor.inverse_transpose().gram_diag().reshape(self.shape)
 
     def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return Q[rows, columns] for flat indices of shapes that broadcast; blocks never form the whole Q."""
+        """Return Q[rows, columns] for flat indices of shapes that broadcast."""
         if not isinstance(self.factor, BlockFactor):
             return super().entries(rows, columns)
         blocks, size = self.factor.gram_blocks(), self.factor.block
