@@ -1,4 +1,4 @@
-"""A batch that fails late is named, wherever it is read: with its loader, its number and the training step."""
+"""A batch that fails late is named wherever it is read: its loader, its number and the training step."""
 
 from __future__ import annotations
 

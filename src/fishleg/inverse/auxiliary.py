@@ -29,6 +29,7 @@ from fishleg.curvature.likelihoods import Likelihood, as_likelihood
 from fishleg.curvature.outputs import AllIgnoredError
 from fishleg.curvature.products import fisher_product, sampled_product
 from fishleg.curvature.samples import mean_diagonal, sample_h
+from fishleg.curvature.zero_fisher import check_fisher_not_zero
 from fishleg.inverse.adam import adam_step, make_adam
 from fishleg.inverse.gauge import AuxiliaryStats, SmoothedGauge
 from fishleg.inverse.inverse_fisher import InverseFisher
@@ -332,17 +333,16 @@ class Auxiliary:
         zero_rows_(samples, self._removed_rows)
         return samples
 
-    def _damping(self, samples: Mapping[str, Tensor]) -> float:
+    def _damping(self, samples: Mapping[str, Tensor], batch: Any) -> float:
         if self.gamma is not None:
             return self.gamma
         mean = mean_diagonal(samples)
-        if not mean > 0:
-            raise ValueError("cannot choose gamma: the Fisher matrix is zero on the first batch; pass gamma")
+        check_fisher_not_zero(mean, self.model, batch, self.likelihood, self.forward)
         return self.relative_damping * mean
 
     def _sampled_step(self, batch: Any, lr_factor: float) -> tuple[float, float]:
         samples = self._sample(batch)
-        gamma = self._damping(samples)
+        gamma = self._damping(samples, batch)
         packed = self.inverse.pack(samples)
         self.inverse.record_sampled_rows(packed)
         if not packed:
@@ -357,7 +357,7 @@ class Auxiliary:
     def _probe_step(self, batch: Any, lr_factor: float) -> tuple[float, float]:
         needs_samples = self.gamma is None or not self.options.exact_products
         samples = self._sample(batch) if needs_samples else {}
-        gamma = self._damping(samples)
+        gamma = self._damping(samples, batch)
         u = self._draw_probe(batch)
 
         def product(v: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from fishleg.curvature.layers import Layer, removed_rows, zero_rows_
 from fishleg.curvature.likelihoods import Likelihood
 from fishleg.curvature.outputs import AllIgnoredError
 from fishleg.curvature.samples import empirical_h, mean_diagonal, sample_h
+from fishleg.curvature.zero_fisher import SMALLEST_DIAGONAL, check_fisher_not_zero
 from fishleg.options import PruningOptions
 from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, move_batch
@@ -156,7 +157,8 @@ class EstimationProblem:
         """
         first = self._draw(min(self.options.samples, 32), self.all_layers)
         diagonals = [mean_diagonal({name: h.unsqueeze(0) for name, h in one.items()}) for one in first]
-        gamma = relative_damping * sum(diagonals) / len(diagonals)
-        if not gamma > 0:
-            raise ValueError("cannot choose gamma: the Fisher matrix is zero on these batches; pass gamma")
-        return gamma
+        mean = sum(diagonals) / len(diagonals)
+        if not mean > SMALLEST_DIAGONAL:
+            batch = next(self.pieces(1))
+            check_fisher_not_zero(mean, self.model, batch, self.likelihood, self.forward)
+        return relative_damping * sum(diagonals) / len(diagonals)
