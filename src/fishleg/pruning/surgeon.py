@@ -25,6 +25,7 @@ from fishleg.options import PruningOptions
 from fishleg.options.declaration import check_options
 from fishleg.options.pruning import DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING
 from fishleg.pruning import diagnostics
+from fishleg.pruning.accumulated_change import AccumulatedChange, TotalChange
 from fishleg.pruning.affected_norms import BatchNormRefresh
 from fishleg.pruning.events import PruneStep
 from fishleg.pruning.masks import SPARSE, apply_masks
@@ -100,6 +101,7 @@ class Surgeon:
             model, loader, self.likelihood, forward, self.options.measure_batches
         )
         self._batchnorm = BatchNormRefresh(model, loader, forward, self.options.batchnorm_batches)
+        self._accumulated = AccumulatedChange(self.output_change, judged=self.predicts and not trained)
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
         self._data_checked = False
@@ -178,6 +180,7 @@ class Surgeon:
         if cuts < 1:
             raise ValueError(f"cuts must be >= 1, got {cuts}")
         before = self.output_change.outputs()
+        self._accumulated.before_step(before, len(self.history))
         self.check_data()
         zeros = {name: self._zeros(name) for name in self.weights.names}
         batch = next(iter(self.output_change.batches), None)
@@ -197,8 +200,8 @@ class Surgeon:
             if left:
                 q = self.update_inverse()
         step = self._describe(sparsity, old, predicted, self.output_change.divergence_from(before))
-        self._warn(step, unrefreshed, zeros)
         self.history.append(step)
+        self._warn(step, unrefreshed, zeros)
         return step
 
     def _cut(self, q: InverseFisher, sparsity: float) -> float:
@@ -232,8 +235,31 @@ class Surgeon:
         harmed = diagnostics.warn_about_batchnorm_refresh(unrefreshed, step.measured)
         if not harmed and self.predicts:
             diagnostics.warn_about_prediction(step.sparsity, step.predicted, step.measured)
+        self._accumulated.after_step(self.history, step.sparsity, refresh_harmed=harmed)
         loose = sum(int((zero & self.masks[name]).sum()) for name, zero in zeros.items())
         diagnostics.warn_about_loose_zeros(loose, step.sparsity, str(self.options.pattern))
+
+    def take_reference(self) -> None:
+        """Take the outputs of the model as it is now, before the first step; `prune` does it by itself.
+
+        After a restart call it while the model is still the dense one, before its state is loaded.
+        """
+        if not self.history:
+            self._accumulated.start()
+
+    def total_change(self) -> TotalChange:
+        """Compare the outputs with those before the first step, and with the sum of the predictions.
+
+        The verdict is logged once, after the first step at which it is clear. A model that is trained between
+        the steps (`trained=True`) has no total: training changes the outputs as well. There each step is
+        judged by itself.
+
+        Returns:
+            What all steps did together.
+        """
+        total = self._accumulated.total(self.history, self.sparsity)
+        self._accumulated.warn(total)
+        return total
 
     def _zeros(self, name: str) -> Tensor:
         """Return where a weight is zero, except in padding rows, which always stay zero."""
@@ -336,6 +362,7 @@ class Surgeon:
             "masks": dict(self.masks),
             "history": [asdict(step) for step in self.history],
             "curvature": self.curvature.state_dict(),
+            "accumulated": self._accumulated.state_dict(),
         }
         return copy.deepcopy(state)  # Q goes on learning, and the state is that of now
 
@@ -362,6 +389,8 @@ class Surgeon:
         self.masks = {name: mask.to(device) for name, mask in state["masks"].items()}
         self.history = [PruneStep(**step) for step in state["history"]]
         self.curvature.load_state_dict(state["curvature"], self.masks)
+        if "accumulated" in state:
+            self._accumulated.load_state_dict(state["accumulated"])
 
 
 def _check_model(model: Any) -> None:
