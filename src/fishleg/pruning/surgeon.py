@@ -27,6 +27,7 @@ from fishleg.options.pruning import DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING
 from fishleg.pruning import diagnostics
 from fishleg.pruning.accumulated_change import AccumulatedChange, TotalChange
 from fishleg.pruning.affected_norms import BatchNormRefresh
+from fishleg.pruning.constant_data import warn_about_constant_data
 from fishleg.pruning.events import PruneStep
 from fishleg.pruning.masks import SPARSE, apply_masks
 from fishleg.pruning.output_change import OutputChange
@@ -279,6 +280,7 @@ class Surgeon:
         outputs = self.output_change.outputs()
         batches = self.output_change.batches or [next(cycle(self.loader, LOADER))]  # an empty loader raises
         diagnostics.warn_about_outputs(outputs, batches, self.likelihood)
+        warn_about_constant_data(batches, outputs, self.forward)
         if self.predicts:
             diagnostics.check_batches(self.model, batches[0], self.likelihood, self.forward, self.options)
             diagnostics.warn_about_unused_weights(
@@ -360,6 +362,7 @@ class Surgeon:
         state = {
             "pattern": self._pattern_name,
             "masks": dict(self.masks),
+            "zero_matrices": self.weights.zero_matrices,
             "history": [asdict(step) for step in self.history],
             "curvature": self.curvature.state_dict(),
             "accumulated": self._accumulated.state_dict(),
@@ -388,6 +391,8 @@ class Surgeon:
         device = next(self.model.parameters()).device
         self.masks = {name: mask.to(device) for name, mask in state["masks"].items()}
         self.history = [PruneStep(**step) for step in state["history"]]
+        self.weights.restore_zero_matrices(state.get("zero_matrices", ()), self.masks)
+        self.curvature.only = set(self.weights.names)
         self.curvature.load_state_dict(state["curvature"], self.masks)
         if "accumulated" in state:
             self._accumulated.load_state_dict(state["accumulated"])
