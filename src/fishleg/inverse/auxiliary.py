@@ -15,7 +15,6 @@ It tends to 0.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -40,11 +39,17 @@ from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, batch_size, default_forward, move_batch, slice_batch
 from fishleg.runtime.batchnorm import can_use_batch_statistics
 from fishleg.runtime.loaders import BatchStream, cycle
-from fishleg.runtime.process_group import broadcast_from_first, is_distributed, warn_if_not_shared
+from fishleg.runtime.process_group import (
+    agreed_batches,
+    broadcast_from_first,
+    get_logger,
+    is_distributed,
+    warn_if_not_shared,
+)
 
 __all__ = ["Auxiliary", "AuxiliaryStats"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Auxiliary:
@@ -203,7 +208,7 @@ class Auxiliary:
         self.tolerance = tolerance
         stats = None
         stream = loader if isinstance(loader, BatchStream) else cycle(loader)
-        for i, batch in zip(range(steps), stream, strict=False):
+        for i, batch in zip(range(steps), agreed_batches(self.model, stream, stream.name), strict=False):
             with naming_the_batch(stream.place):
                 result = self.try_step(batch, lr_factor=0.5 * (1 + math.cos(math.pi * i / steps)))
             if result is None:

@@ -31,7 +31,7 @@ from fishleg.runtime.batchnorm import batch_statistics_mode
 from fishleg.runtime.loaders import sub_batches
 from fishleg.runtime.models import Fingerprint, fingerprint
 from fishleg.runtime.modes import gradients_enabled
-from fishleg.runtime.process_group import broadcast_from_first
+from fishleg.runtime.process_group import agreed_batches, broadcast_from_first
 
 _FOLLOWING_ETA = 0.05  # smallest natural step while Q follows an F that has moved
 
@@ -192,7 +192,7 @@ class InverseUpdater:
         self._configure_for_refinement(self.learning)
         batches = sub_batches(self.loader, groups * self.options.sub_batch, LOADER)
         with batch_statistics_mode(self.model):
-            for _, batch in zip(range(steps), batches, strict=False):
+            for _, batch in zip(range(steps), agreed_batches(self.model, batches, LOADER), strict=False):
                 with naming_the_batch(batches.place):
                     stats = self.learning.try_step(batch)
                 if stats is not None and self.on_step is not None:

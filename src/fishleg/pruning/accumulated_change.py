@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,9 @@ from torch import Tensor
 from fishleg.pruning import diagnostics
 from fishleg.pruning.events import PruneStep
 from fishleg.pruning.output_change import OutputChange
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)

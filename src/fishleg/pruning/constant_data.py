@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fishleg.runtime.batches import Forward, batch_size, default_forward, inputs_of
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _ROUNDING = 8 * torch.finfo(torch.float32).eps  # relative: rows of one product may be rounded differently
 
 

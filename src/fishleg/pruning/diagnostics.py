@@ -5,7 +5,6 @@ They find common mistakes, such as outputs that are probabilities instead of log
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,8 +23,9 @@ from fishleg.runtime.batches import (
     targets_of,
 )
 from fishleg.runtime.modes import evaluation_mode
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _FAR_OFF = ((0.05, 5.0), (0.1, 3.0))  # a measured KL above this, and above so many times the prediction
 _TOO_LARGE_A_STEP = (
     "the quadratic model does not hold for such a large step; use more stages, more samples or another "

@@ -15,6 +15,7 @@ from fishleg.runtime.batches import Forward, move_batch, targets_of
 from fishleg.runtime.loaders import cycle
 from fishleg.runtime.models import Fingerprint, fingerprint
 from fishleg.runtime.modes import evaluation_mode
+from fishleg.runtime.process_group import agreed_batches
 from fishleg.runtime.random_state import seeded
 from fishleg.runtime.tensors import at_least_float32
 
@@ -52,7 +53,8 @@ class OutputChange:
         if len(self.batches) < self.count:
             device = next(self.model.parameters()).device
             with seeded(_SEED, self.loader):
-                drawn = zip(range(self.count), cycle(self.loader, LOADER), strict=False)
+                stream = agreed_batches(self.model, cycle(self.loader, LOADER), LOADER)
+                drawn = zip(range(self.count), stream, strict=False)
                 self.batches = [move_batch(batch, device) for _, batch in drawn]
 
     @torch.no_grad()

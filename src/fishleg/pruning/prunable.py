@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 
@@ -11,8 +10,9 @@ from torch import nn
 from fishleg.options import PruningOptions
 from fishleg.pruning.patterns import Pattern
 from fishleg.runtime.models import abbreviate
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 ZERO_EVERYWHERE = "zero everywhere, and not by pruning: it has not been trained yet"
 
 

@@ -38,7 +38,7 @@ from fishleg.pruning.weights import PrunableWeights
 from fishleg.runtime.batches import Forward, default_forward
 from fishleg.runtime.loaders import check_loader, cycle
 from fishleg.runtime.modes import gradients_enabled
-from fishleg.runtime.process_group import broadcast_from_first, warn_if_not_shared
+from fishleg.runtime.process_group import broadcast_from_first, check_not_sharded, warn_if_not_shared
 
 REFINE_STEPS = 24  # auxiliary steps before a pruning step of a model that is trained
 
@@ -83,6 +83,7 @@ class Surgeon:
         on_auxiliary_step: Callable[[AuxiliaryStats], None] | None = None,
     ) -> None:
         _check_model(model)
+        check_not_sharded(model)
         check_loader(loader)
         check_options(options, PruningOptions, "options")
         warn_if_not_shared(model)

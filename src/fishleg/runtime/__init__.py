@@ -33,10 +33,15 @@ from fishleg.runtime.modes import (
     gradients_enabled,
 )
 from fishleg.runtime.process_group import (
+    agreed_batches,
     broadcast_from_first,
+    check_not_sharded,
     is_distributed,
+    is_first_process,
+    launched_by_torchrun,
     mean_over_processes,
     warn_if_not_shared,
+    world_size,
 )
 from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
 from fishleg.runtime.replay import Replayable
@@ -48,6 +53,7 @@ __all__ = [
     "Replayable",
     "Tensors",
     "abbreviate",
+    "agreed_batches",
     "at_least_float32",
     "batch_size",
     "batch_statistics_mode",
@@ -55,6 +61,7 @@ __all__ = [
     "broadcast_from_first",
     "can_use_batch_statistics",
     "check_loader",
+    "check_not_sharded",
     "check_parts",
     "copy_model",
     "cycle",
@@ -70,7 +77,9 @@ __all__ = [
     "has_ambiguous_size",
     "inputs_of",
     "is_distributed",
+    "is_first_process",
     "iterate",
+    "launched_by_torchrun",
     "map_tensors",
     "mean_over_processes",
     "move_batch",
@@ -87,4 +96,5 @@ __all__ = [
     "tensor_bytes",
     "trainable_parameters",
     "warn_if_not_shared",
+    "world_size",
 ]

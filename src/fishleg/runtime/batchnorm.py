@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,10 +20,11 @@ from fishleg.runtime.batches import (
 )
 from fishleg.runtime.loaders import cycle
 from fishleg.runtime.modes import eager_mode, evaluation_mode
+from fishleg.runtime.process_group import agreed_batches, get_logger
 from fishleg.runtime.random_state import seeded
 from fishleg.runtime.tensors import at_least_float32, first_non_finite
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def can_use_batch_statistics(model: nn.Module, batch: Any) -> bool:
@@ -155,7 +155,7 @@ def refresh_batchnorm(
             norm.reset_running_stats()
             norm.train()
         stream = cycle(loader, name)
-        for _, batch in zip(range(batches), stream, strict=False):
+        for _, batch in zip(range(batches), agreed_batches(model, stream, name), strict=False):
             with naming_the_batch(stream.place):
                 with eager_mode(), averages.counting(batch):
                     forward(model, move_batch(batch, device))

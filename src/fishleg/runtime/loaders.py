@@ -78,6 +78,7 @@ class BatchStream(Iterator[Any]):
         self._iterator: Iterator[Any] | None = None
         self._passes = 0  # passes started
         self._count = 0  # batches drawn in the present pass
+        self._drawn = 0  # in all passes
 
     def __next__(self) -> Any:
         while True:
@@ -106,7 +107,7 @@ class BatchStream(Iterator[Any]):
             raise
         except Exception as error:
             raise_loader_error(self.name, self._count + 1, self._passes, error)
-        self._count += 1
+        self._count, self._drawn = self._count + 1, self._drawn + 1
         return batch, False
 
     def _check_not_empty(self) -> None:
@@ -116,6 +117,11 @@ class BatchStream(Iterator[Any]):
             )
         if not self._count:
             raise ValueError(f"{self.name} is empty: it yielded no batch (or is an exhausted iterator)")
+
+    @property
+    def drawn(self) -> int:
+        """How many batches were drawn in all passes."""
+        return self._drawn
 
     @property
     def place(self) -> str:

@@ -7,18 +7,18 @@ that nothing else uses.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fishleg.runtime.batch_errors import LoaderError, raise_loader_error
 from fishleg.runtime.loaders import iterate
+from fishleg.runtime.process_group import get_logger
 from fishleg.runtime.random_state import RandomStream, loader_generators, loader_parts
 from fishleg.runtime.tensors import digest
 
 __all__ = ["LoaderError", "Replayable"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Replayable:

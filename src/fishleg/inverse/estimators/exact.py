@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
 
@@ -14,9 +12,10 @@ from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.estimators.roots import inverse_root
 from fishleg.inverse.operators import FullFactor, Gram, Operator
 from fishleg.runtime.batch_errors import naming_the_batch
+from fishleg.runtime.process_group import get_logger
 from fishleg.runtime.tensors import at_least_float32
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_PARAMETERS = 4096  # of a layer: its dense Fisher block has the square of that
 

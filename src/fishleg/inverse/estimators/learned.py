@@ -14,6 +14,7 @@ from fishleg.options import AuxiliaryOptions
 from fishleg.options.pruning import DAMPING
 from fishleg.runtime.batches import batch_size
 from fishleg.runtime.loaders import sub_batches
+from fishleg.runtime.process_group import check_equal_numbers
 
 GROUPS = 4  # independent samples h per batch of an estimate
 _LEAST_STEPS = 4
@@ -52,6 +53,11 @@ def learn_inverse(
     if learn:  # a batch of few examples holds fewer groups, and more batches are needed
         groups = min(groups, batch_size(batches.peek()))
     steps = max(options.samples // groups, _LEAST_STEPS)
+    if learn:
+        check_equal_numbers(
+            problem.model, steps, "steps in which Q is learned (samples / examples of the first batch)",
+            "give every process batches of one size",
+        )  # fmt: skip
     longest = max(steps // 2, 2)  # an unfinished warm start would leave Q a multiple of I
     resolved = chosen.resolved(groups=groups, warm_start=longest)
     by_batch = chosen.batch_statistics or (options.learns_by_batch and not chosen.vectorize)

@@ -21,22 +21,24 @@ from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, move_batch
 from fishleg.runtime.batchnorm import can_use_batch_statistics
 from fishleg.runtime.loaders import SubBatchStream, one_pass, sub_batches
+from fishleg.runtime.process_group import agreed_batches
 from fishleg.runtime.tensors import at_least_float32
 
 LOADER = "the calibration loader"  # what messages call it
 
 
 class Pieces(Iterator[Any]):
-    """A number of sub-batches on a device.
+    """A number of sub-batches on the device of a model.
 
     Args:
+        model: The model, on its device.
         stream: The sub-batches.
         count: How many.
-        device: The device.
     """
 
-    def __init__(self, stream: SubBatchStream, count: int, device: torch.device) -> None:
-        self._stream, self._left, self._device = stream, islice(stream, count), device
+    def __init__(self, model: nn.Module, stream: SubBatchStream, count: int) -> None:
+        self._stream, self._device = stream, next(model.parameters()).device
+        self._left = islice(agreed_batches(model, stream, stream.name), count)
 
     def __next__(self) -> Any:
         return move_batch(next(self._left), self._device)
@@ -95,7 +97,7 @@ class EstimationProblem:
             An iterator; the loader is repeated as often as needed.
         """
         stream = sub_batches(self.loader, self.options.sub_batch, LOADER)
-        return Pieces(stream, self.options.samples if count is None else count, self.device)
+        return Pieces(self.model, stream, self.options.samples if count is None else count)
 
     def one_pass(self) -> list[Any]:
         """Return the batches of one pass over the loader, `samples` at the most.
