@@ -55,10 +55,8 @@ class BatchNormRefresh:
             before: What `moments` returned before the weights changed.
             batch: The same batch.
         """
-        refresh_batchnorm(
-            self.model, self.loader, self.batches, self.forward, self._changed(before, batch),
-            name=LOADER,
-        )  # fmt: skip
+        changed = self._changed(before, batch)
+        refresh_batchnorm(self.model, self.loader, self.batches, self.forward, changed, LOADER)
 
     def _changed(self, before: Moments, batch: Any | None) -> list[_BatchNorm] | None:
         if not before:
