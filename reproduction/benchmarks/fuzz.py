@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -179,6 +180,7 @@ def run_target(name: str, seconds: float, work: Path) -> None:
         from reproduction.benchmarks.fuzz_targets import TARGETS
 
     torch.set_num_threads(1)
+    logging.getLogger("fishleg").setLevel(logging.ERROR)  # warnings of skipped checkpoints, thousands of them
     corpus = work / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for data in TARGETS[name].seeds():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import io
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -239,4 +238,3 @@ TARGETS = {
     "shrunk": Target(shrunk_seeds, check_shrunk, mutators.mutate_safetensors),
     "state_dict": Target(state_dict_seeds, check_state_dict, mutators.mutate_state_dict),
 }
-logging.getLogger("fishleg").setLevel(logging.ERROR)

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import save_file
 from wrong_inputs import PRUNE, RUN, SENSITIVITY, WRONG_INPUTS
 
 from fishleg.cli.commands import main
@@ -146,3 +148,22 @@ def test_debug_in_a_process_of_its_own(work: Path) -> None:
     assert result.returncode == 1
     assert "Traceback" in result.stderr
     assert result.stderr.strip().splitlines()[-1].startswith("error: weights:")
+
+
+def test_several_processes_are_refused(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    refused(work, PRUNE.split(), "torchrun has started 2 processes, but the command line works in one")
+
+
+def test_control_characters_do_not_reach_the_terminal(work: Path, tmp_path: Path) -> None:
+    path = tmp_path / "evil.safetensors"
+    save_file({"a\x1b[2J": torch.zeros(2, 2)}, path, {"recipe": "\x1b]0;owned\x07"})
+    result = CliRunner().invoke(main, ["inspect", str(path)])
+    assert result.exit_code == 0
+    assert "\x1b" not in result.output
+    assert "\x07" not in result.output
+    result = refused(work, [*PRUNE.split(), "--weights", str(path)], "does not fit the model")
+    assert "\x1b" not in result.output
+    result = refused(work, ["prune", "net.py:\x1b[31mmake"], "")
+    assert "\x1b" not in result.output

@@ -206,7 +206,7 @@ def test_the_loss_of_the_given_model_is_measured_on_the_first_batches(model: Dig
     for steps, count in ((3, 3), (20, 8)):
         run = FineTuner(Surgeon(model, data), data, FineTuningOptions(steps=steps))
         assert run.pace.given == pytest.approx(sum(expected[:count]) / count, rel=1e-5)
-        assert [batch is data[i] for i, batch in enumerate(run._ahead)] == [True] * count
+        assert [batch is data[i] for i, (_, batch) in enumerate(run._ahead)] == [True] * count
         assert next(run._batches) is data[count]
     later = FineTuner(Surgeon(model, data), data[5:], FineTuningOptions(steps=2))
     assert later.pace.given != run.pace.given

@@ -1,5 +1,6 @@
 """Signals end a run with its state saved."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from small_runs import QUICK_RUN, go
 
 from fishleg import runs
 from fishleg.runs.events import read_events
+from fishleg.runs.signals import capture_warnings
 
 
 @pytest.mark.slow
@@ -58,3 +60,18 @@ def test_signal_handlers_stay_unchanged_outside_the_main_thread(tmp_path):
     thread.start()
     thread.join()
     assert found[0]["status"] == "finished"
+
+
+def test_captured_warnings_may_end_in_any_order():
+    library = logging.getLogger("fishleg")
+    assert library.propagate
+    heard: list[str] = []
+    first, second = capture_warnings(heard.append), capture_warnings(heard.append)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not library.propagate
+    library.warning("only once")
+    second.__exit__(None, None, None)
+    assert library.propagate
+    assert heard == ["only once"]

@@ -89,6 +89,7 @@ def test_a_model_that_is_not_shared_gives_a_warning(
     distributed._warn_once.cache_clear()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda *_: 3)
+    monkeypatch.setattr(dist, "get_rank", lambda *_: 0)
     with caplog.at_level(logging.WARNING, "fishleg"):
         Surgeon(network(), batches(0, 1), options=PruningOptions(method="magnitude"))
     assert "3 processes are running, and the model is not wrapped" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 
 from fishleg.cli.flags import flags_given
 from fishleg.options.declaration import nearest
-from fishleg.options.text import error_text, printable
+from fishleg.options.text import printable
 from fishleg.runs.errors import Interrupted, ToolError
 from fishleg.runs.recipe import Recipe, load_recipe, make_recipe
 
@@ -50,6 +51,7 @@ class CommandGroup(click.Group):
         """
         logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
         try:
+            _check_single_process()
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
@@ -88,8 +90,30 @@ class CommandGroup(click.Group):
         return list(self.commands)
 
 
+def _check_single_process() -> None:
+    """Refuse to run in several processes, which would all write into one directory.
+
+    Raises:
+        ToolError: torchrun has started several processes.
+    """
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and processes != "1":
+        raise ToolError(
+            f"torchrun has started {processes} processes, but the command line works in one: start it "
+            "without torchrun. To prune a model that several processes train, wrap it in "
+            "DistributedDataParallel in a script of your own, and call fishleg.prune or fishleg.attach there"
+        )
+
+
 def _message(error: BaseException) -> str:
-    text = printable(error_text(error))
+    text = str(error).strip()
+    if "Traceback" in text:  # a worker of a DataLoader sends its whole traceback
+        from fishleg.runtime.batch_errors import (
+            error_text,  # needs torch, which such an error has needed, too
+        )
+
+        text = error_text(error)
+    text = printable(text)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{printable(str(error.filename))}: {error.strerror}"
     if isinstance(error, (ToolError, ValueError)):

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from fishleg.curvature.layers import Layer
 from fishleg.curvature.likelihoods import Likelihood
-from fishleg.curvature.outputs import AllIgnoredError, counted_units
+from fishleg.curvature.outputs import AllIgnoredError, check_finite, counted_units
+from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, default_forward
 from fishleg.runtime.batchnorm import can_use_batch_statistics
 from fishleg.runtime.modes import eager_mode, evaluation_mode
@@ -64,23 +65,25 @@ def kronecker_factors(
     totals: dict[str, list[Tensor]] = {}
     count = 0
     with _recorded_calls(modules) as calls:
-        for batch in batches:
-            by_batch = batch_statistics and can_use_batch_statistics(model, batch)
-            with eager_mode(), evaluation_mode(model, batch_statistics=by_batch), torch.enable_grad():
-                calls.clear()
-                f = forward(model, batch)
-                try:
-                    gradients, units = _output_gradients(f, calls, likelihood, batch, generator)
-                except AllIgnoredError:
-                    continue
-            count += 1
-            for name, pairs in gradients.items():
-                removed = (removed_rows or {}).get(matrices[name].weight)
-                scale = (units / len(f)) ** 0.5
-                rows = [_as_rows(modules[name][0], a, g / scale, removed) for a, g in pairs]
-                sides = _second_moments(rows, matrices[name].bias is not None, len(f))
-                old = totals.get(name)
-                totals[name] = sides if old is None else [x + y for x, y in zip(old, sides, strict=True)]
+        for number, batch in enumerate(batches, 1):
+            with naming_the_batch(getattr(batches, "place", f"batch {number}")):
+                by_batch = batch_statistics and can_use_batch_statistics(model, batch)
+                with eager_mode(), evaluation_mode(model, batch_statistics=by_batch), torch.enable_grad():
+                    calls.clear()
+                    f = forward(model, batch)
+                    try:
+                        gradients, units = _output_gradients(f, calls, likelihood, batch, generator)
+                    except AllIgnoredError:
+                        continue
+                count += 1
+                for name, pairs in gradients.items():
+                    removed = (removed_rows or {}).get(matrices[name].weight)
+                    scale = (units / len(f)) ** 0.5
+                    rows = [_as_rows(modules[name][0], a, g / scale, removed) for a, g in pairs]
+                    sides = _second_moments(rows, matrices[name].bias is not None, len(f))
+                    check_finite({matrices[name].weight: sides[0], f"the inputs of {name}": sides[1]})
+                    old = totals.get(name)
+                    totals[name] = sides if old is None else [x + y for x, y in zip(old, sides, strict=True)]
     return {name: (sides[0] / count, sides[1] / count) for name, sides in totals.items()}
 
 

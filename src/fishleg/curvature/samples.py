@@ -200,7 +200,7 @@ def empirical_h(
         One vector h [1, *shape] by parameter name.
 
     Raises:
-        ValueError: If the batch has no targets, or they do not fit the outputs.
+        ValueError: If the batch has no targets, they do not fit the outputs, or the result is not finite.
         AllIgnoredError: If every position is ignored.
     """
     targets = targets_of(batch)
@@ -210,13 +210,17 @@ def empirical_h(
     with evaluation_mode(model, batch_statistics=batch_statistics), torch.enable_grad():
         f = forward(model, batch)
         likelihood.check(f, targets)
+        if not likelihood.finite(f):
+            raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
         valid = likelihood.valid(f, targets)
         if valid is not None and not bool(valid.any()):
             raise AllIgnoredError("every position of the batch is ignored (targets are all ignore_index)")
         units = likelihood.units(f) if valid is None else int(valid.sum())
         loss = likelihood.nll(f, targets) * units**0.5
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    return {
+    samples = {
         name: _dense_gradient(p, g).unsqueeze(0)
         for (name, p), g in zip(parameters.items(), gradients, strict=True)
     }
+    check_finite(samples)
+    return samples

@@ -15,7 +15,6 @@ It tends to 0.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -29,20 +28,28 @@ from fishleg.curvature.likelihoods import Likelihood, as_likelihood
 from fishleg.curvature.outputs import AllIgnoredError
 from fishleg.curvature.products import fisher_product, sampled_product
 from fishleg.curvature.samples import mean_diagonal, sample_h
+from fishleg.curvature.zero_fisher import check_fisher_not_zero
 from fishleg.inverse.adam import adam_step, make_adam
 from fishleg.inverse.gauge import AuxiliaryStats, SmoothedGauge
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.inverse.probe_loss import probe_loss
 from fishleg.inverse.sampled_loss import SampledEstimator
 from fishleg.options import AuxiliaryOptions
+from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, batch_size, default_forward, move_batch, slice_batch
 from fishleg.runtime.batchnorm import can_use_batch_statistics
-from fishleg.runtime.loaders import cycle
-from fishleg.runtime.process_group import broadcast_from_first, is_distributed, warn_if_not_shared
+from fishleg.runtime.loaders import BatchStream, cycle
+from fishleg.runtime.process_group import (
+    agreed_batches,
+    broadcast_from_first,
+    get_logger,
+    is_distributed,
+    warn_if_not_shared,
+)
 
 __all__ = ["Auxiliary", "AuxiliaryStats"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Auxiliary:
@@ -200,8 +207,10 @@ class Auxiliary:
             raise ValueError(f"steps must be >= 1, got {steps}")
         self.tolerance = tolerance
         stats = None
-        for i, batch in zip(range(steps), cycle(loader), strict=False):
-            result = self.try_step(batch, lr_factor=0.5 * (1 + math.cos(math.pi * i / steps)))
+        stream = loader if isinstance(loader, BatchStream) else cycle(loader)
+        for i, batch in zip(range(steps), agreed_batches(self.model, stream, stream.name), strict=False):
+            with naming_the_batch(stream.place):
+                result = self.try_step(batch, lr_factor=0.5 * (1 + math.cos(math.pi * i / steps)))
             if result is None:
                 continue
             stats = result
@@ -329,17 +338,16 @@ class Auxiliary:
         zero_rows_(samples, self._removed_rows)
         return samples
 
-    def _damping(self, samples: Mapping[str, Tensor]) -> float:
+    def _damping(self, samples: Mapping[str, Tensor], batch: Any) -> float:
         if self.gamma is not None:
             return self.gamma
         mean = mean_diagonal(samples)
-        if not mean > 0:
-            raise ValueError("cannot choose gamma: the Fisher matrix is zero on the first batch; pass gamma")
+        check_fisher_not_zero(mean, self.model, batch, self.likelihood, self.forward)
         return self.relative_damping * mean
 
     def _sampled_step(self, batch: Any, lr_factor: float) -> tuple[float, float]:
         samples = self._sample(batch)
-        gamma = self._damping(samples)
+        gamma = self._damping(samples, batch)
         packed = self.inverse.pack(samples)
         self.inverse.record_sampled_rows(packed)
         if not packed:
@@ -354,7 +362,7 @@ class Auxiliary:
     def _probe_step(self, batch: Any, lr_factor: float) -> tuple[float, float]:
         needs_samples = self.gamma is None or not self.options.exact_products
         samples = self._sample(batch) if needs_samples else {}
-        gamma = self._damping(samples)
+        gamma = self._damping(samples, batch)
         u = self._draw_probe(batch)
 
         def product(v: dict[str, Tensor]) -> dict[str, Tensor]:

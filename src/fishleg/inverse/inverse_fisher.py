@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -21,8 +20,9 @@ from fishleg.inverse.structures import (
     build_operator,
     structure_name,
 )
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class InverseFisher(nn.Module):

@@ -22,14 +22,16 @@ from fishleg.inverse.estimators import (
     make_problem,
 )
 from fishleg.inverse.estimators.learned import GROUPS
+from fishleg.inverse.estimators.problem import LOADER
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.options import AuxiliaryOptions, PruningOptions
+from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, default_forward
 from fishleg.runtime.batchnorm import batch_statistics_mode
 from fishleg.runtime.loaders import sub_batches
 from fishleg.runtime.models import Fingerprint, fingerprint
 from fishleg.runtime.modes import gradients_enabled
-from fishleg.runtime.process_group import broadcast_from_first
+from fishleg.runtime.process_group import agreed_batches, broadcast_from_first
 
 _FOLLOWING_ETA = 0.05  # smallest natural step while Q follows an F that has moved
 
@@ -188,10 +190,11 @@ class InverseUpdater:
         groups = self._learning_options.groups or GROUPS
         steps = max(self.options.samples // (2 * groups), 1) if steps is None else steps
         self._configure_for_refinement(self.learning)
-        batches = sub_batches(self.loader, groups * self.options.sub_batch)
+        batches = sub_batches(self.loader, groups * self.options.sub_batch, LOADER)
         with batch_statistics_mode(self.model):
-            for _, batch in zip(range(steps), batches, strict=False):
-                stats = self.learning.try_step(batch)
+            for _, batch in zip(range(steps), agreed_batches(self.model, batches, LOADER), strict=False):
+                with naming_the_batch(batches.place):
+                    stats = self.learning.try_step(batch)
                 if stats is not None and self.on_step is not None:
                     self.on_step(stats)
         self._estimated_at = fingerprint(self.model.parameters())

@@ -24,6 +24,7 @@ from fishleg.optim.recorder import CallRecorder, replay_call
 from fishleg.optim.trust_region import largest_reach, record_learning_rates_, shortening
 from fishleg.options import AuxiliaryOptions
 from fishleg.runtime.batches import Forward
+from fishleg.runtime.process_group import check_not_sharded
 
 # With a larger gradient Q g may overflow. The auxiliary step before it is then made reversible.
 _HUGE = 1e8
@@ -109,6 +110,7 @@ class FishLeg(Optimizer):
         generator: torch.Generator | None = None,
     ) -> None:
         _check_numbers(lr, momentum, weight_decay, update_every, initial_lr, warmup)
+        check_not_sharded(model)
         self.set_trust_region(max_kl, step_damping)
         self._names = {id(p): name for name, p in model.named_parameters()}
         trainable = [p for p in model.parameters() if p.requires_grad]

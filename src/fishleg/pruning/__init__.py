@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fishleg.pruning.accumulated_change import TotalChange
 from fishleg.pruning.attach import AttachedPruning, attach
 from fishleg.pruning.events import (
     Event,
@@ -36,6 +37,7 @@ __all__ = [
     "StageDone",
     "StageStarted",
     "Surgeon",
+    "TotalChange",
     "TrainingStep",
     "apply_masks",
     "as_pattern",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fishleg.inverse.estimators.problem import LOADER
 from fishleg.runtime.batches import Forward
 from fishleg.runtime.batchnorm import batchnorm_input_moments, refresh_batchnorm
 from fishleg.runtime.process_group import broadcast_from_first
@@ -54,7 +55,8 @@ class BatchNormRefresh:
             before: What `moments` returned before the weights changed.
             batch: The same batch.
         """
-        refresh_batchnorm(self.model, self.loader, self.batches, self.forward, self._changed(before, batch))
+        changed = self._changed(before, batch)
+        refresh_batchnorm(self.model, self.loader, self.batches, self.forward, changed, LOADER)
 
     def _changed(self, before: Moments, batch: Any | None) -> list[_BatchNorm] | None:
         if not before:

@@ -5,7 +5,6 @@ They find common mistakes, such as outputs that are probabilities instead of log
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,8 +23,14 @@ from fishleg.runtime.batches import (
     targets_of,
 )
 from fishleg.runtime.modes import evaluation_mode
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
+_FAR_OFF = ((0.05, 5.0), (0.1, 3.0))  # a measured KL above this, and above so many times the prediction
+_TOO_LARGE_A_STEP = (
+    "the quadratic model does not hold for such a large step; use more stages, more samples or another "
+    "damping"
+)
 _ENOUGH = 64  # with fewer outputs, all of them may lie in [0, 1] by chance
 
 
@@ -197,8 +202,26 @@ def warn_about_batchnorm_refresh(before: float | None, after: float | None) -> b
     return True
 
 
+def exceeds_prediction(predicted: float, measured: float) -> bool:
+    """Tell whether a loss increase is so far above its prediction that the quadratic model does not hold.
+
+    Measured on small networks for the digits (with BatchNorm, and plain; all patterns, 50 to 95 %, one shot
+    and staged): good runs at the usual sparsities have a KL below 0.05, or below 0.1 and at most five times
+    the prediction. Staged runs to 90 % end at up to 2.9 times the prediction. From three times at a KL above
+    0.1 on, accuracy had fallen by several points.
+
+    Args:
+        predicted: The loss increase that Q predicted.
+        measured: The measured one.
+
+    Returns:
+        True if it is.
+    """
+    return any(measured > least and measured > factor * predicted for least, factor in _FAR_OFF)
+
+
 def warn_about_prediction(sparsity: float, predicted: float, measured: float | None) -> None:
-    """Warn if the loss increase differs much from what the quadratic model predicted.
+    """Warn if the loss increase of one step differs much from what the quadratic model predicted.
 
     Args:
         sparsity: The sparsity after the step.
@@ -207,11 +230,8 @@ def warn_about_prediction(sparsity: float, predicted: float, measured: float | N
     """
     if measured is None:
         return
-    if measured > 0.05 and measured > 5 * predicted:
-        verdict = (
-            "the quadratic model does not hold for such a large step; use more stages, more samples or "
-            "another damping"
-        )
+    if exceeds_prediction(predicted, measured):
+        verdict = _TOO_LARGE_A_STEP
     elif predicted > 0.05 and predicted > 5 * measured:
         verdict = (
             "less than predicted, but Q is inaccurate, and so is its choice of weights; more samples may help"
@@ -224,8 +244,10 @@ def warn_about_prediction(sparsity: float, predicted: float, measured: float | N
     )  # fmt: skip
 
 
-def warn_about_total(sparsity: float, predicted: Sequence[float], measured: float | None) -> None:
-    """Warn if several small steps together change the outputs much more than predicted.
+def judge_total(
+    sparsity: float, predicted: Sequence[float], measured: float | None, *, refresh_harmed: bool = False
+) -> str | None:
+    """Return a warning if all steps together change the outputs much more than predicted.
 
     Each step alone may be too small for `warn_about_prediction`. If the steps are independent, the total KL
     is about the sum of the single ones. If they all point in one direction it is larger, but rarely by much.
@@ -234,16 +256,28 @@ def warn_about_total(sparsity: float, predicted: Sequence[float], measured: floa
         sparsity: The sparsity after the last step.
         predicted: The predicted loss increase of each step.
         measured: The KL to the model before the first step; None: not measured.
+        refresh_harmed: Whether `warn_about_batchnorm_refresh` has given a warning at one of the steps.
+
+    Returns:
+        The text of the warning; None where there is nothing to warn of.
     """
     total = sum(predicted)
-    if len(predicted) < 2 or measured is None or measured <= 0.02 or measured <= 5 * total:
-        return
-    logger.warning(
-        "at sparsity %.3f the KL to the outputs before pruning is %.3g, but Q predicted %.3g for the %d "
-        "steps together: the quadratic model does not hold for their sum. More samples, another damping or "
-        "training in between (mode='gradual') may help",
-        sparsity, measured, total, len(predicted),
-    )  # fmt: skip
+    if not predicted or measured is None or not exceeds_prediction(total, measured):
+        return None
+    if refresh_harmed:
+        verdict = "the refresh of BatchNorm's statistics has changed the outputs (see the warning there)"
+    elif len(predicted) == 1:
+        verdict = _TOO_LARGE_A_STEP
+    else:
+        verdict = (
+            "the quadratic model does not hold for their sum. More samples, another damping or training in "
+            "between (mode='gradual') may help"
+        )
+    steps = f" for the {len(predicted)} steps together" if len(predicted) > 1 else ""
+    return (
+        f"at sparsity {sparsity:.3f} the KL to the outputs before pruning is {measured:.3g}, but Q predicted "
+        f"{total:.3g}{steps}: {verdict}"
+    )
 
 
 def warn_about_loose_zeros(count: int, sparsity: float, pattern: str) -> None:

@@ -135,11 +135,17 @@ class Finished(Event):
         unit: What sparsity counts, `weights` or `rows`.
         divergence: The KL divergence of the outputs from those of the dense model on the first batches;
             None if it was not measured.
+        predicted: The sum of the predicted loss increases of all steps; None where the method does not
+            predict, or where the model was trained between the steps.
+        verdict: The text of the warning that the divergence is far above what was predicted for all steps
+            together; None: there is none.
     """
 
     sparsity: float
     unit: str
     divergence: float | None
+    predicted: float | None = None
+    verdict: str | None = None
 
     def __str__(self) -> str:
         what = "rows" if self.unit == "rows" else "prunable weights"

@@ -21,11 +21,13 @@ from fishleg.pruning.surgeon import Surgeon
 from fishleg.pruning.training_loss import TrainingLoss
 from fishleg.pruning.training_modes import TrainingModes
 from fishleg.pruning.zero_keeper import ZeroKeeper
+from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import move_batch, targets_of
 from fishleg.runtime.loaders import check_loader, cycle
 from fishleg.runtime.modes import gradients_enabled
-from fishleg.runtime.process_group import mean_over_processes
+from fishleg.runtime.process_group import agree_on_batch, check_equal_numbers, mean_over_processes
 
+_LOADER = "the training loader"
 _LOOK_AHEAD = 8  # training batches on which the loss of the given model is measured
 _MOST_SKIPPED = 1000  # batches in a row without a label that counts
 
@@ -59,8 +61,8 @@ class FineTuner:
         self.surgeon, self.options = surgeon, options or FineTuningOptions()
         self.zeros = ZeroKeeper(surgeon.weights)
         self.loader = surgeon.loader if loader is None else loader
-        check_loader(self.loader, "the training loader")
-        self.steps = self.options.steps_for(self.loader)
+        check_loader(self.loader, _LOADER)
+        self.steps = self._count_steps()
         self.step = self.steps
         teacher = copy.deepcopy(surgeon.model).eval() if self.options.distill else None
         self.criterion = TrainingLoss(
@@ -69,11 +71,46 @@ class FineTuner:
         self.learning: Auxiliary | None = None
         self.optimizer: Optimizer | None = None
         self._modes = TrainingModes(surgeon.model)
-        self._batches = cycle(self.loader)
-        self._ahead = [next(self._batches)]  # drawn, and not trained on yet
-        self._check_targets(self._ahead[0])
+        self._batches = cycle(self.loader, _LOADER)
+        self._ahead: list[tuple[str, Any]] = []  # drawn, and not trained on yet
+        self._look_ahead(1)
+        self._check_targets(self._ahead[0][1])
         given = self._measure_given() if self.options.paced and teacher is None else 0.0
         self.pace = Pace(self.options, given)
+
+    def _count_steps(self) -> int:
+        """Return the training steps of a stage, the same in all processes.
+
+        Raises:
+            ValueError: The numbers differ, or this loader needs a length and has none.
+        """
+        steps, error = -1, None  # -1: the loader has no length
+        try:
+            steps = self.options.steps_for(self.loader)
+        except ValueError as found:
+            error = found
+        check_equal_numbers(
+            self.surgeon.model, steps, f"training steps of a stage (epochs times the length of {_LOADER})",
+            "give every process as many batches (DistributedSampler, drop_last=True), or give steps",
+        )  # fmt: skip
+        if error is not None:
+            raise error
+        return steps
+
+    def _look_ahead(self, count: int) -> None:
+        """Draw batches in advance until there are so many, in all processes at once."""
+        error = None
+        try:
+            while len(self._ahead) < count:
+                self._ahead.append(self._draw())
+        except Exception as found:
+            error = found
+        agree_on_batch(self.surgeon.model, _LOADER, self._batches.drawn, error)
+
+    def _draw(self) -> tuple[str, Any]:
+        """Return the next training batch, with its place for error messages."""
+        batch = next(self._batches)
+        return self._batches.place, batch
 
     def _check_targets(self, batch: Any) -> None:
         if targets_of(batch) is None and self.criterion.teacher is None:
@@ -105,7 +142,7 @@ class FineTuner:
         model = self.surgeon.model
         device = next(model.parameters()).device
         count = min(_LOOK_AHEAD, self.steps)
-        self._ahead += [next(self._batches) for _ in range(count - 1)]
+        self._look_ahead(count)
         found: list[float] = []
         self._modes.train()
         for module in model.modules():
@@ -114,8 +151,9 @@ class FineTuner:
         try:
             forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
             with gradients_enabled(), torch.no_grad(), forked:
-                for batch in self._ahead:
-                    result = self.criterion(move_batch(batch, device))
+                for place, batch in self._ahead:
+                    with naming_the_batch(place):
+                        result = self.criterion(move_batch(batch, device))
                     if result.counts:
                         found.append(result.above_floor)
         finally:
@@ -174,9 +212,11 @@ class FineTuner:
         device, skipped = next(model.parameters()).device, 0
         while self.step < self.steps:
             self._set_learning_rate(optimizer)
-            batch = move_batch(self._ahead.pop(0) if self._ahead else next(self._batches), device)
-            with gradients_enabled():
-                loss = self._train_on(batch, optimizer)
+            if not skipped:  # a process that skips a batch is late; the others wait for it in their step
+                self._look_ahead(1)
+            place, batch = self._ahead.pop(0) if self._ahead else self._draw()
+            with gradients_enabled(), naming_the_batch(f"{place}, step {self.step + 1} of {self.steps}"):
+                loss = self._train_on(move_batch(batch, device), optimizer)
             if loss is None:
                 skipped += 1
                 if skipped > _MOST_SKIPPED:
@@ -240,7 +280,7 @@ class FineTuner:
 
     def restart_data(self) -> None:
         """Draw the next batch from a new iteration over the loader, which was set to the right place."""
-        self._batches, self._ahead = cycle(self.loader), []
+        self._batches, self._ahead = cycle(self.loader, _LOADER), []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the stage and the optimizer; a Q that is the surgeon's is in the surgeon's."""

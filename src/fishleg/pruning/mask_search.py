@@ -6,7 +6,6 @@ sees how weights replace each other.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 
@@ -16,8 +15,9 @@ from torch import Tensor
 from fishleg.inverse.operators import Operator
 from fishleg.pruning.compensation import Compensation
 from fishleg.pruning.patterns import Masks
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _MARGIN, _GROWTH = 2.0, 3.0  # tuned on ResNet20, one shot, 80 and 90 %
 _ENOUGH = 0.003  # the search ends after a round whose relative gain is smaller: the next would gain even less
 

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fishleg.curvature.likelihoods import Likelihood
+from fishleg.inverse.estimators.problem import LOADER
+from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, move_batch, targets_of
 from fishleg.runtime.loaders import cycle
 from fishleg.runtime.models import Fingerprint, fingerprint
 from fishleg.runtime.modes import evaluation_mode
+from fishleg.runtime.process_group import agreed_batches
 from fishleg.runtime.random_state import seeded
 from fishleg.runtime.tensors import at_least_float32
 
@@ -50,7 +53,8 @@ class OutputChange:
         if len(self.batches) < self.count:
             device = next(self.model.parameters()).device
             with seeded(_SEED, self.loader):
-                drawn = zip(range(self.count), cycle(self.loader), strict=False)
+                stream = agreed_batches(self.model, cycle(self.loader, LOADER), LOADER)
+                drawn = zip(range(self.count), stream, strict=False)
                 self.batches = [move_batch(batch, device) for _, batch in drawn]
 
     @torch.no_grad()
@@ -68,11 +72,16 @@ class OutputChange:
         if self._last is not None and self._last[0] == state:
             return self._last[1]
         with evaluation_mode(self.model):
-            outputs = [at_least_float32(self.forward(self.model, batch)) for batch in self.batches]
-        if not all(map(self.likelihood.finite, outputs)):
-            raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
+            outputs = [self._output(number, batch) for number, batch in enumerate(self.batches, 1)]
         self._last = state, outputs
         return outputs
+
+    def _output(self, number: int, batch: Any) -> Tensor:
+        with naming_the_batch(f"batch {number} of those on which the outputs are measured, of {LOADER}"):
+            f = at_least_float32(self.forward(self.model, batch))
+            if not self.likelihood.finite(f):
+                raise ValueError("the model's outputs are not finite: NaN or Inf in the forward pass")
+            return f
 
     def divergence_from(self, before: list[Tensor]) -> float | None:
         """Return KL(before ‖ now), the mean over the batches.

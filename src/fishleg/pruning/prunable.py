@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,8 +9,11 @@ from torch import nn
 
 from fishleg.options import PruningOptions
 from fishleg.pruning.patterns import Pattern
+from fishleg.runtime.models import abbreviate
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
+ZERO_EVERYWHERE = "zero everywhere, and not by pruning: it has not been trained yet"
 
 
 def choose_prunable(
@@ -76,7 +78,8 @@ def choose_prunable(
         elif pattern.whole_rows and id(parameter) in tables and not included:
             reasons[name] = "an embedding: its rows are words (include it to prune them)"
         else:
-            reasons[name] = pattern.unsuitable(tuple(parameter.shape))
+            zero = None if bool(parameter.any()) else ZERO_EVERYWHERE
+            reasons[name] = pattern.unsuitable(tuple(parameter.shape)) or zero
     return reasons
 
 
@@ -94,6 +97,21 @@ def _why_no_matrix(model: nn.Module, name: str) -> str:
     if model.get_parameter(name).dim() < 2:
         return "not a matrix"
     return "not the weight of a linear layer, convolution or embedding (register_layer adds others)"
+
+
+def warn_about_zero_matrices(reasons: Mapping[str, str | None]) -> None:
+    """Warn about matrices that are zero everywhere: to prune them would be to freeze them at their start.
+
+    Args:
+        reasons: What `choose_prunable` returned.
+    """
+    if zero := [name for name, reason in reasons.items() if reason == ZERO_EVERYWHERE]:
+        logger.warning(
+            "not pruned, because zero everywhere and not by this library: %s. Such a matrix is at its start, "
+            "as the B of LoRA or a zero-initialised head is; the sparsity does not count it. Train it first "
+            "if it is to be pruned",
+            abbreviate(zero),
+        )
 
 
 def warn_if_mostly_left_out(model: nn.Module, reasons: Mapping[str, str | None]) -> None:

@@ -18,6 +18,7 @@ from fishleg.pruning.session import PruningSession
 from fishleg.runtime.batches import Forward, default_forward
 from fishleg.runtime.models import copy_model
 from fishleg.runtime.modes import gradients_enabled
+from fishleg.runtime.process_group import check_not_sharded, is_first_process
 from fishleg.runtime.random_state import seeded
 
 
@@ -79,6 +80,8 @@ def prune(
     ScheduleOptions(mode=mode, stages=stages)  # the rules of the declarations hold here, too
     seed = RunOptions(seed=seed).seed
     _check_training(mode, fine_tuning, train_loader)
+    if isinstance(model, nn.Module):  # otherwise the session says what is wrong with it
+        check_not_sharded(model)
     model = model if inplace else copy_model(model, ", or pass inplace=True to prune the model itself")
     with seeded(seed, loader, train_loader):  # to look at the data may draw random numbers
         session = PruningSession(
@@ -124,5 +127,5 @@ def _check_training(mode: str, fine_tuning: object | None, train_loader: object 
 
 
 def _to_stderr(event: Event) -> None:
-    if line := str(event):
+    if (line := str(event)) and is_first_process():
         print(line, file=sys.stderr, flush=True)

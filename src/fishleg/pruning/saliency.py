@@ -8,7 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fishleg.inverse.operators import Kronecker, Operator
+from fishleg.inverse.operators import Diagonal, Identity, Kronecker, Operator
+
+_GROUPS_AT_A_TIME = 8192
+_ENTRIES_AT_A_TIME = 2**26  # of the blocks Q_GG: 256 MB in float32
 
 
 def saliency(w: Tensor, q: Operator) -> Tensor:
@@ -30,7 +33,8 @@ def saliency(w: Tensor, q: Operator) -> Tensor:
 def group_saliency(w: Tensor, q: Operator, groups: Tensor) -> Tensor:
     """Return the saliency of groups of weights.
 
-    ρ_G = ½ w_Gᵀ (Q_GG)⁻¹ w_G is the loss increase if the weights G are removed and the others compensate.
+    ρ_G = ½ w_Gᵀ (Q_GG)⁻¹ w_G is the loss increase if the weights G are removed and the others compensate. For
+    a diagonal Q this is ½ Σ w²/q. For others the blocks Q_GG are formed, some at a time.
 
     Args:
         w: The weights of a layer, [n_out, n_in].
@@ -41,8 +45,12 @@ def group_saliency(w: Tensor, q: Operator, groups: Tensor) -> Tensor:
         The scores, [count].
     """
     values = w.flatten()[groups]
+    if isinstance(q, (Diagonal, Identity)):
+        closed: Tensor = 0.5 * (values * (values / q.diag().flatten()[groups])).sum(-1)
+        return closed
+    count = max(1, min(_GROUPS_AT_A_TIME, _ENTRIES_AT_A_TIME // groups.shape[1] ** 2))
     scores = []
-    for index, part in zip(groups.split(8192), values.split(8192), strict=True):
+    for index, part in zip(groups.split(count), values.split(count), strict=True):
         solved = torch.linalg.solve(q.blocks(index), part.unsqueeze(-1)).squeeze(-1)
         scores.append(0.5 * (part * solved).sum(-1))
     return torch.cat(scores)

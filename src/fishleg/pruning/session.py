@@ -12,7 +12,6 @@ from fishleg.curvature.likelihoods import Likelihood
 from fishleg.inverse.auxiliary import AuxiliaryStats
 from fishleg.options import FineTuningOptions, PruningOptions
 from fishleg.options.declaration import check_options
-from fishleg.pruning import diagnostics
 from fishleg.pruning.events import (
     Event,
     Finished,
@@ -99,6 +98,7 @@ class PruningSession:
         """
         if self._dense is None and not self.surgeon.history:
             self._dense = self.surgeon.output_change.outputs()
+            self.surgeon.take_reference()
         self._make_fine_tuner()
 
     def _make_fine_tuner(self) -> None:
@@ -186,18 +186,19 @@ class PruningSession:
     def finish(self) -> Finished:
         """Compare the outputs with those of the dense model; warn where the predictions were far off.
 
+        Where the model is trained between the stages, each pruning step is judged by itself when it is done,
+        and the total is left out: training changes the outputs, too.
+
         Returns:
             The last event of a run.
         """
         surgeon = self.surgeon
         divergence = surgeon.output_change.divergence_from(self._dense or [])
-        if self.fine_tuning is None and surgeon.predicts:
-            predicted = [step.predicted for step in surgeon.history]
-            diagnostics.warn_about_total(surgeon.sparsity, predicted, divergence)
+        total = surgeon.total_change()
         number = len(surgeon.history)
         return Finished(
             stage=number, stages=number, sparsity=surgeon.sparsity, unit=surgeon.weights.unit,
-            divergence=divergence,
+            divergence=divergence, predicted=total.predicted, verdict=total.verdict,
         )  # fmt: skip
 
     def close(self) -> None:

@@ -18,13 +18,16 @@ from torch.nn.parameter import UninitializedParameter
 from fishleg.curvature.likelihoods import Likelihood, as_likelihood
 from fishleg.inverse.auxiliary import AuxiliaryStats
 from fishleg.inverse.estimators import find_method
+from fishleg.inverse.estimators.problem import LOADER
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.inverse.inverse_updater import InverseUpdater
 from fishleg.options import PruningOptions
 from fishleg.options.declaration import check_options
 from fishleg.options.pruning import DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING
 from fishleg.pruning import diagnostics
+from fishleg.pruning.accumulated_change import AccumulatedChange, TotalChange
 from fishleg.pruning.affected_norms import BatchNormRefresh
+from fishleg.pruning.constant_data import warn_about_constant_data
 from fishleg.pruning.events import PruneStep
 from fishleg.pruning.masks import SPARSE, apply_masks
 from fishleg.pruning.output_change import OutputChange
@@ -35,7 +38,7 @@ from fishleg.pruning.weights import PrunableWeights
 from fishleg.runtime.batches import Forward, default_forward
 from fishleg.runtime.loaders import check_loader, cycle
 from fishleg.runtime.modes import gradients_enabled
-from fishleg.runtime.process_group import broadcast_from_first, warn_if_not_shared
+from fishleg.runtime.process_group import broadcast_from_first, check_not_sharded, warn_if_not_shared
 
 REFINE_STEPS = 24  # auxiliary steps before a pruning step of a model that is trained
 
@@ -80,6 +83,7 @@ class Surgeon:
         on_auxiliary_step: Callable[[AuxiliaryStats], None] | None = None,
     ) -> None:
         _check_model(model)
+        check_not_sharded(model)
         check_loader(loader)
         check_options(options, PruningOptions, "options")
         warn_if_not_shared(model)
@@ -99,6 +103,7 @@ class Surgeon:
             model, loader, self.likelihood, forward, self.options.measure_batches
         )
         self._batchnorm = BatchNormRefresh(model, loader, forward, self.options.batchnorm_batches)
+        self._accumulated = AccumulatedChange(self.output_change, judged=self.predicts and not trained)
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
         self._data_checked = False
@@ -177,6 +182,7 @@ class Surgeon:
         if cuts < 1:
             raise ValueError(f"cuts must be >= 1, got {cuts}")
         before = self.output_change.outputs()
+        self._accumulated.before_step(before, len(self.history))
         self.check_data()
         zeros = {name: self._zeros(name) for name in self.weights.names}
         batch = next(iter(self.output_change.batches), None)
@@ -196,8 +202,8 @@ class Surgeon:
             if left:
                 q = self.update_inverse()
         step = self._describe(sparsity, old, predicted, self.output_change.divergence_from(before))
-        self._warn(step, unrefreshed, zeros)
         self.history.append(step)
+        self._warn(step, unrefreshed, zeros)
         return step
 
     def _cut(self, q: InverseFisher, sparsity: float) -> float:
@@ -231,8 +237,31 @@ class Surgeon:
         harmed = diagnostics.warn_about_batchnorm_refresh(unrefreshed, step.measured)
         if not harmed and self.predicts:
             diagnostics.warn_about_prediction(step.sparsity, step.predicted, step.measured)
+        self._accumulated.after_step(self.history, step.sparsity, refresh_harmed=harmed)
         loose = sum(int((zero & self.masks[name]).sum()) for name, zero in zeros.items())
         diagnostics.warn_about_loose_zeros(loose, step.sparsity, str(self.options.pattern))
+
+    def take_reference(self) -> None:
+        """Take the outputs of the model as it is now, before the first step; `prune` does it by itself.
+
+        After a restart call it while the model is still the dense one, before its state is loaded.
+        """
+        if not self.history:
+            self._accumulated.start()
+
+    def total_change(self) -> TotalChange:
+        """Compare the outputs with those before the first step, and with the sum of the predictions.
+
+        The verdict is logged once, after the first step at which it is clear. A model that is trained between
+        the steps (`trained=True`) has no total: training changes the outputs as well. There each step is
+        judged by itself.
+
+        Returns:
+            What all steps did together.
+        """
+        total = self._accumulated.total(self.history, self.sparsity)
+        self._accumulated.warn(total)
+        return total
 
     def _zeros(self, name: str) -> Tensor:
         """Return where a weight is zero, except in padding rows, which always stay zero."""
@@ -250,8 +279,9 @@ class Surgeon:
         if self._data_checked or self.history:
             return
         outputs = self.output_change.outputs()
-        batches = self.output_change.batches or [next(cycle(self.loader))]  # an empty loader raises
+        batches = self.output_change.batches or [next(cycle(self.loader, LOADER))]  # an empty loader raises
         diagnostics.warn_about_outputs(outputs, batches, self.likelihood)
+        warn_about_constant_data(batches, outputs, self.forward)
         if self.predicts:
             diagnostics.check_batches(self.model, batches[0], self.likelihood, self.forward, self.options)
             diagnostics.warn_about_unused_weights(
@@ -333,8 +363,10 @@ class Surgeon:
         state = {
             "pattern": self._pattern_name,
             "masks": dict(self.masks),
+            "zero_matrices": self.weights.zero_matrices,
             "history": [asdict(step) for step in self.history],
             "curvature": self.curvature.state_dict(),
+            "accumulated": self._accumulated.state_dict(),
         }
         return copy.deepcopy(state)  # Q goes on learning, and the state is that of now
 
@@ -345,7 +377,7 @@ class Surgeon:
             state: The saved state.
 
         Raises:
-            ValueError: The state is that of another pattern or another model.
+            ValueError: The state is that of another pattern or another model, or its masks are no masks.
         """
         if state["pattern"] != self._pattern_name:
             raise ValueError(f"the state is that of pattern {state['pattern']}, this is {self._pattern_name}")
@@ -357,10 +389,16 @@ class Surgeon:
                     f"the state is that of another model: it masks {name!r} of shape {tuple(mask.shape)}, "
                     f"which is {found} here"
                 )
+            if mask.dtype != torch.bool:
+                raise ValueError(f"the mask of {name!r} must hold booleans, got {mask.dtype}")
         device = next(self.model.parameters()).device
         self.masks = {name: mask.to(device) for name, mask in state["masks"].items()}
         self.history = [PruneStep(**step) for step in state["history"]]
+        self.weights.restore_zero_matrices(state.get("zero_matrices", ()), self.masks)
+        self.curvature.only = set(self.weights.names)
         self.curvature.load_state_dict(state["curvature"], self.masks)
+        if "accumulated" in state:
+            self._accumulated.load_state_dict(state["accumulated"])
 
 
 def _check_model(model: Any) -> None:

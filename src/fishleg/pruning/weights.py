@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,13 @@ from fishleg.curvature.layers import Layer, find_layers
 from fishleg.options import PruningOptions
 from fishleg.pruning.model_graph import following_norms, output_layers
 from fishleg.pruning.patterns import Masks, Pattern
-from fishleg.pruning.prunable import choose_prunable, prunable_table, warn_if_mostly_left_out
+from fishleg.pruning.prunable import (
+    ZERO_EVERYWHERE,
+    choose_prunable,
+    prunable_table,
+    warn_about_zero_matrices,
+    warn_if_mostly_left_out,
+)
 from fishleg.runtime.batches import Forward
 
 
@@ -54,8 +60,29 @@ class PrunableWeights:
         self.names = [name for name, reason in self.reasons.items() if reason is None]
         if not self.names:
             raise ValueError(f"nothing to prune:\n{self.table()}")
+        warn_about_zero_matrices(self.reasons)
         warn_if_mostly_left_out(model, self.reasons)
-        self.norms = following_norms(model, self.names, loader, forward) if rows else {}
+        found = [*self.names, *self.zero_matrices]
+        self.norms = following_norms(model, found, loader, forward) if rows else {}
+
+    @property
+    def zero_matrices(self) -> list[str]:
+        """The weights that are left out because they are, or were in the beginning, zero everywhere."""
+        return [name for name, reason in self.reasons.items() if reason == ZERO_EVERYWHERE]
+
+    def restore_zero_matrices(self, zero: Collection[str], masked: Collection[str]) -> None:
+        """Leave out the same zero matrices as when a saved state was made.
+
+        Args:
+            zero: The weights that were zero everywhere when pruning began.
+            masked: The weights that have masks. One of them that is zero everywhere was pruned.
+        """
+        for name, reason in self.reasons.items():
+            if reason == ZERO_EVERYWHERE and name in masked:
+                self.reasons[name] = None
+            elif reason is None and name in zero and name not in masked:
+                self.reasons[name] = ZERO_EVERYWHERE
+        self.names = [name for name, reason in self.reasons.items() if reason is None]
 
     def table(self) -> str:
         """Return a line for each parameter: its size, sparsity, and whether it is pruned or why not."""

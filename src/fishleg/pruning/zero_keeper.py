@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
@@ -14,8 +13,9 @@ from fishleg.pruning.masks import pruned_masks
 from fishleg.pruning.patterns import Masks
 from fishleg.pruning.weights import PrunableWeights
 from fishleg.runtime.models import abbreviate
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class ZeroKeeper:

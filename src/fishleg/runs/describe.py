@@ -43,7 +43,7 @@ def first_record(prepared: Prepared, command: str) -> dict[str, Any]:
 
 
 def describe_total(surgeon: Surgeon, finished: Finished, recipe: Recipe) -> dict[str, Any] | None:
-    """Return the predicted and the measured change of the outputs over all stages.
+    """Return the predicted and the measured change of the outputs over all stages, and what to think of it.
 
     Args:
         surgeon: The surgeon of the run, after its last step.
@@ -55,8 +55,10 @@ def describe_total(surgeon: Surgeon, finished: Finished, recipe: Recipe) -> dict
     """
     if recipe.trains is not None:
         return None
-    predicted = sum(step.predicted for step in surgeon.history) if surgeon.predicts else None
-    return {"predicted": predicted, "measured": finished.divergence, "steps": len(surgeon.history)}
+    return {
+        "predicted": finished.predicted, "measured": finished.divergence, "steps": len(surgeon.history),
+        "verdict": finished.verdict,
+    }  # fmt: skip
 
 
 def describe_run(

@@ -118,6 +118,15 @@ class Plan:
 
         Args:
             state: The saved state.
+
+        Raises:
+            ValueError: It is not the state of a plan.
         """
+        kinds: dict[str, type | tuple[type, ...]] = {
+            "targets": list, "max_drop": (float, type(None)), "precision": float, "done": int, "good": float,
+            "bad": (float, type(None)), "tried_from": float, "trials": int, "finished": bool, "drops": list,
+        }  # fmt: skip
+        if state.keys() != kinds.keys() or not all(isinstance(state[k], kinds[k]) for k in kinds):
+            raise ValueError("the state is not that of a plan")
         for name, value in state.items():
             setattr(self, name, copy.deepcopy(value))

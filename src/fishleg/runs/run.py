@@ -16,7 +16,6 @@ from typing import Any
 from fishleg.formats import checkpoint
 from fishleg.formats.files import write_atomically
 from fishleg.inverse import AuxiliaryStats
-from fishleg.options.text import error_text
 from fishleg.pruning import Event, InverseUpdated, Pruned, StageStarted, TrainingStep
 from fishleg.runs.budgets import check_reachable, macs_budget, make_plan, sparsity_for_macs
 from fishleg.runs.describe import describe_run, describe_total, first_record
@@ -33,6 +32,7 @@ from fishleg.runs.run_warnings import run_warnings
 from fishleg.runs.setup import Prepared, make_session
 from fishleg.runs.signals import StopRequest, capture_warnings
 from fishleg.runs.sources import no_exit
+from fishleg.runtime.batch_errors import error_text
 from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
 from fishleg.runtime.replay import Replayable
 
@@ -94,7 +94,7 @@ class Run:
             return None
         data = self.prepared.data
         train = data.train if data.train is not None else data.calibration
-        return Replayable(train, self.recipe.run.seed + 1)
+        return Replayable(train, self.recipe.run.seed + 1, "the training loader")
 
     def _prepare_session(self) -> None:
         """Let the session look at its data, and set all loaders back to their beginning."""

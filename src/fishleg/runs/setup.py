@@ -113,11 +113,11 @@ def prepare(
     still = copy.deepcopy(model).eval()
     evaluation = data.evaluation if data.evaluation is not None else data.calibration
     evaluator = Evaluator(
-        Replayable(evaluation, seed + 2), likelihood, forward,
+        Replayable(evaluation, seed + 2, "the evaluation loader"), likelihood, forward,
         reference=still if prunes or dense is not None else None, custom=custom,
         most_batches=_UNNAMED_EVALUATION if data.evaluation is None else None,
     )  # fmt: skip
-    calibration = Replayable(data.calibration, seed)
+    calibration = Replayable(data.calibration, seed, "the calibration loader")
     return Prepared(recipe, base, model, still, data, calibration, forward, likelihood, evaluator)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -60,6 +61,10 @@ class _CallbackHandler(logging.Handler):
         self.report(record.getMessage())
 
 
+_lock = threading.Lock()
+_handlers: list[tuple[logging.Handler, bool]] = []  # with the library's `propagate` before each
+
+
 @contextlib.contextmanager
 def capture_warnings(report: Callable[[str], None]) -> Iterator[None]:
     """Pass the library's warnings to a function inside the `with` block, instead of printing them.
@@ -71,10 +76,18 @@ def capture_warnings(report: Callable[[str], None]) -> Iterator[None]:
         Nothing.
     """
     handler, library = _CallbackHandler(report), logging.getLogger("fishleg")
-    before, library.propagate = library.propagate, False
-    library.addHandler(handler)
+    with _lock:  # runs may go on in several threads
+        _handlers.append((handler, library.propagate))
+        library.propagate = False
+        library.addHandler(handler)
     try:
         yield
     finally:
-        library.removeHandler(handler)
-        library.propagate = before
+        with _lock:
+            place = next(i for i, (other, _) in enumerate(_handlers) if other is handler)
+            _, before = _handlers.pop(place)
+            library.removeHandler(handler)
+            if place == len(_handlers):
+                library.propagate = before
+            else:  # another run captures still, and restores what was before this one
+                _handlers[place] = _handlers[place][0], before

@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fishleg.options.declaration import nearest
-from fishleg.options.text import error_text
 from fishleg.runs.errors import ToolError
+from fishleg.runtime.batch_errors import error_text
 from fishleg.workloads.registry import WORKLOADS, Workload
 
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]

@@ -3,6 +3,7 @@
 This package knows nothing about curvature or pruning. It depends on torch only.
 """
 
+from fishleg.runtime.batch_errors import LoaderError, naming_the_batch
 from fishleg.runtime.batches import (
     Forward,
     batch_size,
@@ -33,13 +34,18 @@ from fishleg.runtime.modes import (
     gradients_enabled,
 )
 from fishleg.runtime.process_group import (
+    agreed_batches,
     broadcast_from_first,
+    check_not_sharded,
     is_distributed,
+    is_first_process,
+    launched_by_torchrun,
     mean_over_processes,
     warn_if_not_shared,
+    world_size,
 )
 from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
-from fishleg.runtime.replay import LoaderError, Replayable
+from fishleg.runtime.replay import Replayable
 from fishleg.runtime.tensors import Tensors, at_least_float32, digest, first_non_finite, tensor_bytes
 
 __all__ = [
@@ -48,6 +54,7 @@ __all__ = [
     "Replayable",
     "Tensors",
     "abbreviate",
+    "agreed_batches",
     "at_least_float32",
     "batch_size",
     "batch_statistics_mode",
@@ -55,6 +62,7 @@ __all__ = [
     "broadcast_from_first",
     "can_use_batch_statistics",
     "check_loader",
+    "check_not_sharded",
     "check_parts",
     "copy_model",
     "cycle",
@@ -70,10 +78,13 @@ __all__ = [
     "has_ambiguous_size",
     "inputs_of",
     "is_distributed",
+    "is_first_process",
     "iterate",
+    "launched_by_torchrun",
     "map_tensors",
     "mean_over_processes",
     "move_batch",
+    "naming_the_batch",
     "one_pass",
     "output_tensor",
     "refresh_batchnorm",
@@ -87,4 +98,5 @@ __all__ = [
     "tensor_bytes",
     "trainable_parameters",
     "warn_if_not_shared",
+    "world_size",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import (
     Forward,
     batch_size,
@@ -20,10 +20,11 @@ from fishleg.runtime.batches import (
 )
 from fishleg.runtime.loaders import cycle
 from fishleg.runtime.modes import eager_mode, evaluation_mode
+from fishleg.runtime.process_group import agreed_batches, get_logger
 from fishleg.runtime.random_state import seeded
-from fishleg.runtime.tensors import at_least_float32
+from fishleg.runtime.tensors import at_least_float32, first_non_finite
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def can_use_batch_statistics(model: nn.Module, batch: Any) -> bool:
@@ -118,6 +119,7 @@ def refresh_batchnorm(
     batches: int = 20,
     forward: Forward = default_forward,
     only: Collection[nn.Module] | None = None,
+    name: str = "the loader",
 ) -> int:
     """Re-estimate the running statistics of BatchNorm layers on some batches.
 
@@ -131,9 +133,13 @@ def refresh_batchnorm(
         batches: The number of batches.
         forward: `forward(model, batch) -> outputs`.
         only: If given, only these layers are renewed; the others normalise by their present statistics.
+        name: What messages call the loader.
 
     Returns:
         The number of layers with new statistics.
+
+    Raises:
+        ValueError: A batch makes the statistics NaN or infinite; the message names it.
     """
     norms = [norm for norm in refreshable_norms(model) if only is None or norm in only]
     if not norms or batches < 1:
@@ -148,9 +154,12 @@ def refresh_batchnorm(
         for norm in norms:
             norm.reset_running_stats()
             norm.train()
-        for _, batch in zip(range(batches), cycle(loader), strict=False):
-            with eager_mode(), averages.counting(batch):
-                forward(model, move_batch(batch, device))
+        stream = cycle(loader, name)
+        for _, batch in zip(range(batches), agreed_batches(model, stream, name), strict=False):
+            with naming_the_batch(stream.place):
+                with eager_mode(), averages.counting(batch):
+                    forward(model, move_batch(batch, device))
+                _check_finite(norms)
         if not any(averages.examples.values()):
             logger.warning(
                 "BatchNorm keeps its running statistics from before pruning: renewing them needs batches of "
@@ -212,6 +221,20 @@ class _ExampleAverages:
         """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _check_finite(norms: Sequence[_BatchNorm]) -> None:
+    """Check the statistics after a batch.
+
+    Raises:
+        ValueError: Some are NaN or infinite.
+    """
+    found = {f"{i}.{key}": value for i, norm in enumerate(norms) for key, value in norm.named_buffers()}
+    floats = {key: value for key, value in found.items() if value.is_floating_point()}
+    if first_non_finite(floats) is not None:
+        raise ValueError(
+            "the statistics of a BatchNorm are not finite: NaN or Inf in the inputs of the batch"
+        )
 
 
 def _restore(before: Mapping[_BatchNorm, dict[str, Any]]) -> None:

@@ -7,15 +7,109 @@ So the state of the first process is used, and broadcast to all others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-logger = logging.getLogger(__name__)
+
+def world_size() -> int:
+    """Return how many processes were started together; nothing is initialised.
+
+    Returns:
+        The size of the process group, or else what the launcher (torchrun) has put into WORLD_SIZE, or 1.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_world_size())
+    return _number_from_environment("WORLD_SIZE", 1)
+
+
+def launched_by_torchrun() -> bool:
+    """Return whether a launcher such as torchrun has started this process; nothing is initialised.
+
+    Returns:
+        True if the launcher's environment variables, RANK and WORLD_SIZE, are set.
+    """
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_first_process() -> bool:
+    """Return whether this is the only process, or the first of several: the one that reports.
+
+    Returns:
+        True if its rank is 0.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank()) == 0
+    return world_size() < 2 or _number_from_environment("RANK", 0) == 0
+
+
+def _number_from_environment(name: str, default: int) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else default
+
+
+class _FromFirstProcess(logging.Filter):
+    """Lets everything pass in the first process, and errors only in the others."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.WARNING or is_first_process()
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return a logger whose warnings come from the first of several processes only.
+
+    Args:
+        name: The name of the module.
+
+    Returns:
+        The logger of that name.
+    """
+    found = logging.getLogger(name)
+    if not any(isinstance(each, _FromFirstProcess) for each in found.filters):
+        found.addFilter(_FromFirstProcess())
+    return found
+
+
+logger = get_logger(__name__)
+
+
+def check_not_sharded(model: nn.Module) -> None:
+    """Refuse a model whose parameters are divided among processes.
+
+    Args:
+        model: The model.
+
+    Raises:
+        ValueError: The model is sharded: FSDP, or parameters that are DTensors.
+    """
+    wrapped = [m for m in model.modules() if _is_a(m, "FullyShardedDataParallel") or _is_a(m, "FSDPModule")]
+    sharded = [name for name, p in model.named_parameters() if _is_a(p, "DTensor")]
+    if not wrapped and not sharded:
+        return
+    if not wrapped:
+        kind = f"DTensor parameters ({sharded[0]})"
+    elif _is_a(wrapped[0], "FSDPModule"):
+        kind = "fully_shard (FSDP2)"
+    else:
+        kind = "FullyShardedDataParallel (FSDP)"
+    raise ValueError(
+        f"the model is sharded by {kind}, and fishleg needs whole parameters in each process: wrap it "
+        "in DistributedDataParallel instead (keep_zeros with an optimizer of torch works for sharded models)"
+    )
+
+
+def _is_a(value: object, name: str) -> bool:
+    """Return whether a class of torch.distributed is among the types of a value; nothing is imported."""
+    return any(
+        each.__name__ == name and each.__module__.startswith("torch.distributed")
+        for each in type(value).__mro__
+    )
 
 
 def is_distributed(model: nn.Module) -> bool:
@@ -72,6 +166,100 @@ def mean_over_processes(model: nn.Module, value: float) -> float:
     total = torch.tensor(value, dtype=torch.float64, device=next(model.parameters()).device)
     dist.all_reduce(total, group=_group(model))
     return float(total) / int(dist.get_world_size(_group(model)))
+
+
+def gather_numbers(model: nn.Module, number: int) -> list[int]:
+    """Return a whole number of every process that trains a model.
+
+    Args:
+        model: The model that the processes train.
+        number: The number of this process.
+
+    Returns:
+        The numbers by rank; only `number` without other processes.
+    """
+    if not is_distributed(model):
+        return [number]
+    sent = torch.tensor([number], device=next(model.parameters()).device)
+    found = [torch.zeros_like(sent) for _ in range(dist.get_world_size(_group(model)))]
+    dist.all_gather(found, sent, group=_group(model))
+    return [int(one) for one in found]
+
+
+def check_equal_numbers(model: nn.Module, number: int, what: str, remedy: str) -> None:
+    """Check, in all processes at once, that each has the same number.
+
+    Args:
+        model: The model that the processes train.
+        number: The number of this process.
+        what: What the number counts, for the message.
+        remedy: What to do, for the message.
+
+    Raises:
+        ValueError: The numbers differ. All processes raise it.
+    """
+    numbers = gather_numbers(model, number)
+    if len(set(numbers)) > 1:
+        raise ValueError(
+            f"the processes differ in the number of {what}: {_by_rank(numbers)}. They would wait for each "
+            f"other without end: {remedy}"
+        )
+
+
+def agree_on_batch(model: nn.Module, name: str, drawn: int, error: Exception | None) -> None:
+    """Raise in all processes if one of them could not draw a batch; the others would wait for it.
+
+    Args:
+        model: The model that the processes train.
+        name: What messages call the loader.
+        drawn: How many batches this process has drawn.
+        error: What this process got instead of a batch; None: a batch.
+
+    Raises:
+        ValueError: A process has no batch.
+    """
+    if not is_distributed(model):
+        if error is not None:
+            raise error
+        return
+    drawn_by = gather_numbers(model, drawn)
+    failed = gather_numbers(model, int(error is not None))
+    ranks = [str(rank) for rank, flag in enumerate(failed) if flag]
+    if ranks:
+        reason = "" if error is None else f" ({type(error).__name__}: {error})"
+        raise ValueError(
+            f"{name} gave no further batch on rank {', '.join(ranks)}{reason}. Batches drawn: "
+            f"{_by_rank(drawn_by)}. Each process needs a loader that can be read again and again"
+        ) from error
+
+
+def agreed_batches(model: nn.Module, batches: Iterator[Any], name: str) -> Iterator[Any]:
+    """Iterate over batches in all processes at once: if one has no further batch, all of them raise.
+
+    Args:
+        model: The model that the processes train; without other processes nothing is exchanged.
+        batches: The batches of this process, without end.
+        name: What messages call the loader.
+
+    Yields:
+        The batches.
+    """
+    drawn = 0
+    while True:
+        batch, error = None, None
+        try:
+            batch = next(batches)
+            drawn += 1
+        except StopIteration:
+            return
+        except Exception as found:
+            error = found
+        agree_on_batch(model, name, drawn, error)
+        yield batch
+
+
+def _by_rank(numbers: Iterable[int]) -> str:
+    return ", ".join(f"rank {rank} has {number}" for rank, number in enumerate(numbers))
 
 
 def warn_if_not_shared(model: nn.Module) -> None:

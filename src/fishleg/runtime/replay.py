@@ -7,20 +7,18 @@ that nothing else uses.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fishleg.options.text import error_text
+from fishleg.runtime.batch_errors import LoaderError, raise_loader_error
 from fishleg.runtime.loaders import iterate
+from fishleg.runtime.process_group import get_logger
 from fishleg.runtime.random_state import RandomStream, loader_generators, loader_parts
 from fishleg.runtime.tensors import digest
 
-logger = logging.getLogger(__name__)
+__all__ = ["LoaderError", "Replayable"]
 
-
-class LoaderError(ValueError):
-    """The user's loader raised an exception while a batch was drawn."""
+logger = get_logger(__name__)
 
 
 class Replayable:
@@ -35,6 +33,7 @@ class Replayable:
     Args:
         loader: The loader.
         seed: The seed of the whole sequence of passes.
+        name: What messages call the loader.
 
     Raises:
         LoaderError: During iteration, if the loader raises.
@@ -50,8 +49,8 @@ class Replayable:
         [3]
     """
 
-    def __init__(self, loader: Iterable[Any], seed: int = 0) -> None:
-        self.loader, self.seed = loader, seed
+    def __init__(self, loader: Iterable[Any], seed: int = 0, name: str = "the loader") -> None:
+        self.loader, self.seed, self.name = loader, seed, name
         self.passes = 0  # number of passes started
         self.place = 0  # number of batches drawn in the current pass
         self._loaded: dict[str, Any] | None = None  # the loaded state, until the next pass continues from it
@@ -59,6 +58,11 @@ class Replayable:
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
+
+    @property
+    def drawn(self) -> tuple[int, int]:
+        """The place in its pass, and the pass, of the batch that was drawn last, each from 1."""
+        return self.place, self.passes
 
     def __iter__(self) -> Iterator[Any]:
         loaded, self._loaded = self._loaded, None
@@ -75,10 +79,7 @@ class Replayable:
                 except StopIteration:
                     break
                 except Exception as error:
-                    raise LoaderError(
-                        f"the loader failed at batch {self.place + 1} of pass {self.passes}: "
-                        f"{type(error).__name__}: {error_text(error)}"
-                    ) from error
+                    raise_loader_error(self.name, self.place + 1, self.passes, error)
             self.place, self._last = self.place + 1, batch
             if self.place < skip:
                 continue

@@ -6,7 +6,6 @@ all that depends on them, removes it, and checks the smaller model against the o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +14,14 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from fishleg.runtime.batches import Forward, default_forward, move_batch
 from fishleg.runtime.models import abbreviate, copy_model
+from fishleg.runtime.process_group import get_logger
 from fishleg.runtime.tensors import loading_problem
 from fishleg.shrinking.channel_graph import ChannelGraph
 from fishleg.shrinking.resize import check_sizes, replace_tensors, select_indices
 from fishleg.shrinking.trace import parameter_or_buffer, trace_channels
 from fishleg.shrinking.verify import check_same_outputs
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 _WHY_KEPT = (
     "their outputs are added to outputs that are not zero, are outputs of the model, or enter an operation "
     "that is not supported"

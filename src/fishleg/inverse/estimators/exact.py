@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
 
 from fishleg.curvature.layers import Layer
 from fishleg.curvature.products import fisher_product
-from fishleg.inverse.estimators.problem import EstimationProblem
+from fishleg.inverse.estimators.problem import LOADER, EstimationProblem
 from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.estimators.roots import inverse_root
 from fishleg.inverse.operators import FullFactor, Gram, Operator
+from fishleg.runtime.batch_errors import naming_the_batch
+from fishleg.runtime.process_group import get_logger
 from fishleg.runtime.tensors import at_least_float32
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_PARAMETERS = 4096  # of a layer: its dense Fisher block has the square of that
 
@@ -76,10 +76,7 @@ def _dense_fisher(problem: EstimationProblem, layer: Layer, batches: list[object
         unit = next(problem.model.parameters()).new_zeros(n)
         unit[i] = 1
         v = layer.unpack(unit.view(layer.shape))
-        column = sum(
-            layer.pack(fisher_product(problem.model, batch, problem.likelihood, v, forward=problem.forward))
-            for batch in batches
-        )
+        column = sum(_fisher_column(problem, layer, v, number, b) for number, b in enumerate(batches, 1))
         assert torch.is_tensor(column)
         columns.append(column.flatten() / len(batches))
     F = at_least_float32(torch.stack(columns))
@@ -89,6 +86,16 @@ def _dense_fisher(problem: EstimationProblem, layer: Layer, batches: list[object
     removed = layer.pack(rows).flatten().bool().to(F.device)
     F[removed], F[:, removed] = 0, 0
     return F
+
+
+def _fisher_column(
+    problem: EstimationProblem, layer: Layer, v: dict[str, Tensor], number: int, batch: object
+) -> Tensor:
+    """Return F v on one batch, packed."""
+    size = problem.options.sub_batch
+    with naming_the_batch(f"part {number}, of up to {size} examples, of one pass over {LOADER}"):
+        F_v = fisher_product(problem.model, batch, problem.likelihood, v, forward=problem.forward)
+        return layer.pack(F_v)
 
 
 METHOD = Method(estimate_exact, check=check_sizes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,9 @@ from fishleg.inverse.estimators.problem import EstimationProblem
 from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.estimators.roots import inverse_root
 from fishleg.inverse.operators import FullFactor, Kronecker, Operator
+from fishleg.runtime.process_group import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def estimate_kfac(problem: EstimationProblem) -> dict[str, Operator]:

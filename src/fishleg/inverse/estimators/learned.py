@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
-from typing import Any
 
 from fishleg.inverse.auxiliary import Auxiliary, AuxiliaryStats
-from fishleg.inverse.estimators.problem import EstimationProblem
+from fishleg.inverse.estimators.problem import LOADER, EstimationProblem
 from fishleg.inverse.estimators.registry import Method
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.inverse.operators import Operator
@@ -16,6 +14,7 @@ from fishleg.options import AuxiliaryOptions
 from fishleg.options.pruning import DAMPING
 from fishleg.runtime.batches import batch_size
 from fishleg.runtime.loaders import sub_batches
+from fishleg.runtime.process_group import check_equal_numbers
 
 GROUPS = 4  # independent samples h per batch of an estimate
 _LEAST_STEPS = 4
@@ -50,12 +49,15 @@ def learn_inverse(
     )  # fmt: skip
     chosen = options.auxiliary or AuxiliaryOptions()
     groups = chosen.groups or GROUPS
-    batches: Iterable[Any] = ()
+    batches = sub_batches(problem.loader, groups * options.sub_batch, LOADER)
     if learn:  # a batch of few examples holds fewer groups, and more batches are needed
-        stream = sub_batches(problem.loader, groups * options.sub_batch)
-        first = next(stream)
-        groups, batches = min(groups, batch_size(first)), chain([first], stream)
+        groups = min(groups, batch_size(batches.peek()))
     steps = max(options.samples // groups, _LEAST_STEPS)
+    if learn:
+        check_equal_numbers(
+            problem.model, steps, "steps in which Q is learned (samples / examples of the first batch)",
+            "give every process batches of one size",
+        )  # fmt: skip
     longest = max(steps // 2, 2)  # an unfinished warm start would leave Q a multiple of I
     resolved = chosen.resolved(groups=groups, warm_start=longest)
     by_batch = chosen.batch_statistics or (options.learns_by_batch and not chosen.vectorize)

@@ -15,11 +15,38 @@ from fishleg.curvature.layers import Layer, removed_rows, zero_rows_
 from fishleg.curvature.likelihoods import Likelihood
 from fishleg.curvature.outputs import AllIgnoredError
 from fishleg.curvature.samples import empirical_h, mean_diagonal, sample_h
+from fishleg.curvature.zero_fisher import SMALLEST_DIAGONAL, check_fisher_not_zero
 from fishleg.options import PruningOptions
+from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, move_batch
 from fishleg.runtime.batchnorm import can_use_batch_statistics
-from fishleg.runtime.loaders import one_pass, sub_batches
+from fishleg.runtime.loaders import SubBatchStream, one_pass, sub_batches
+from fishleg.runtime.process_group import agreed_batches
 from fishleg.runtime.tensors import at_least_float32
+
+LOADER = "the calibration loader"  # what messages call it
+
+
+class Pieces(Iterator[Any]):
+    """A number of sub-batches on the device of a model.
+
+    Args:
+        model: The model, on its device.
+        stream: The sub-batches.
+        count: How many.
+    """
+
+    def __init__(self, model: nn.Module, stream: SubBatchStream, count: int) -> None:
+        self._stream, self._device = stream, next(model.parameters()).device
+        self._left = islice(agreed_batches(model, stream, stream.name), count)
+
+    def __next__(self) -> Any:
+        return move_batch(next(self._left), self._device)
+
+    @property
+    def place(self) -> str:
+        """The place of the last one in the loader, for error messages."""
+        return self._stream.place
 
 
 @dataclass(frozen=True)
@@ -60,17 +87,17 @@ class EstimationProblem:
         """The device of the model."""
         return next(self.model.parameters()).device
 
-    def pieces(self) -> Iterator[Any]:
-        """Yield `samples` batches of `sub_batch` examples on the model's device.
+    def pieces(self, count: int | None = None) -> Pieces:
+        """Return batches of `sub_batch` examples on the model's device.
 
-        Yields:
-            One batch at a time; the loader is repeated as often as needed.
+        Args:
+            count: How many; default: `samples`.
+
+        Returns:
+            An iterator; the loader is repeated as often as needed.
         """
-        yield from self._pieces(self.options.samples)
-
-    def _pieces(self, count: int) -> Iterator[Any]:
-        pieces = islice(sub_batches(self.loader, self.options.sub_batch), count)
-        return (move_batch(piece, self.device) for piece in pieces)
+        stream = sub_batches(self.loader, self.options.sub_batch, LOADER)
+        return Pieces(self.model, stream, self.options.samples if count is None else count)
 
     def one_pass(self) -> list[Any]:
         """Return the batches of one pass over the loader, `samples` at the most.
@@ -78,7 +105,7 @@ class EstimationProblem:
         Returns:
             Batches of `sub_batch` examples on the model's device.
         """
-        found = one_pass(self.loader, self.options.sub_batch, self.options.samples)
+        found = one_pass(self.loader, self.options.sub_batch, self.options.samples, LOADER)
         return [move_batch(piece, self.device) for piece in found]
 
     def draw(self) -> Iterator[dict[str, Tensor]]:
@@ -91,11 +118,13 @@ class EstimationProblem:
 
     def _draw(self, count: int, layers: list[Layer]) -> Iterator[dict[str, Tensor]]:
         drawn = 0
-        for piece in self._pieces(count):
-            try:
-                h = self._sample(piece)
-            except AllIgnoredError:
-                continue
+        pieces = self.pieces(count)
+        for piece in pieces:
+            with naming_the_batch(pieces.place):
+                try:
+                    h = self._sample(piece)
+                except AllIgnoredError:
+                    continue
             drawn += 1
             zero_rows_(h, self.removed_rows)
             yield {layer.name: at_least_float32(layer.pack(h)[0]) for layer in layers}
@@ -130,7 +159,8 @@ class EstimationProblem:
         """
         first = self._draw(min(self.options.samples, 32), self.all_layers)
         diagonals = [mean_diagonal({name: h.unsqueeze(0) for name, h in one.items()}) for one in first]
-        gamma = relative_damping * sum(diagonals) / len(diagonals)
-        if not gamma > 0:
-            raise ValueError("cannot choose gamma: the Fisher matrix is zero on these batches; pass gamma")
-        return gamma
+        mean = sum(diagonals) / len(diagonals)
+        if not mean > SMALLEST_DIAGONAL:
+            batch = next(self.pieces(1))
+            check_fisher_not_zero(mean, self.model, batch, self.likelihood, self.forward)
+        return relative_damping * sum(diagonals) / len(diagonals)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fishleg.inverse.operators.base import Operator
-from fishleg.inverse.operators.factors import Factor, FullFactor, add_moments
+from fishleg.inverse.operators.factors import BlockFactor, Factor, FullFactor, add_moments
 
 
 class Gram(Operator):
@@ -51,6 +51,14 @@ class Gram(Operator):
     def inverse_diag(self) -> Tensor:
         """Return diag(Q⁻¹), [*shape]."""
         return self.factor.inverse_transpose().gram_diag().reshape(self.shape)
+
+    def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return Q[rows, columns] for flat indices of shapes that broadcast."""
+        if not isinstance(self.factor, BlockFactor):
+            return super().entries(rows, columns)
+        blocks, size = self.factor.gram_blocks(), self.factor.block
+        found = blocks[rows // size, rows % size, columns % size]
+        return found * (rows // size == columns // size)
 
     def set_scale_(self, scale: float) -> None:
         """Set Q = scale · I."""

@@ -57,6 +57,11 @@ class BlockFactor(Factor):
         full: Tensor = torch.block_diag(*self.matrix.unbind(0))
         return full[: self.dim, : self.dim]
 
+    def gram_blocks(self) -> Tensor:
+        """Return the blocks of S Sᵀ, [count, block, block]; zero in the padding."""
+        S = self._matrix()
+        return S @ S.mT
+
     def apply_function(self, X: Tensor, function: Callable[[Tensor], Tensor], transpose: bool) -> Tensor:
         """Return f(S) x or f(S)ᵀ x for each row x of X [..., dim]."""
         S = function(self._matrix())
