@@ -187,7 +187,7 @@ def cost(out: Path, rounds: int, batch: int) -> None:
 
 @bench.command()
 @_out(RESULTS / "benchmarks")
-@click.option("--kills", default=120, show_default=True, help="How often the runs are killed, in all.")
+@click.option("--kills", default=200, show_default=True, help="How often the runs are killed, in all.")
 def kill_soak(out: Path, kills: int) -> None:
     """Killed runs must end with the same bits (minutes)."""
     from reproduction.benchmarks.kill_soak import main
@@ -209,7 +209,7 @@ def fault_soak(out: Path) -> None:
 @bench.command()
 @_out(RESULTS / "benchmarks")
 def wrong_inputs(out: Path) -> None:
-    """Every wrong input in a process of its own: told in time, nothing written (15 minutes)."""
+    """Every wrong input in a real process: told in time (15 minutes)."""
     from reproduction.benchmarks.wrong_inputs import main
 
     if not main(out):
@@ -217,7 +217,7 @@ def wrong_inputs(out: Path) -> None:
 
 
 @bench.command()
-@_out(RESULTS)
+@_out(RESULTS / "benchmarks")
 @_again
 @click.option("--seconds", default=600.0, show_default=True, help="How long each target is tried, in all.")
 @click.option("--only", multiple=True, metavar="TARGET", help="recipe, checkpoint, packed, shrunk or "

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from faults import FAULTS, Action, Ended, command, fail_in_call, finish, linking
 from killing import model_bytes, recipe_for, warm_up
 
+import fishleg
 from fishleg.formats.results import write_json
 from fishleg.runs.directory import (
     CHECKPOINTS,
@@ -57,7 +58,7 @@ def main(out: Path) -> bool:
                 )  # fmt: skip
                 print(rows[-1], ended.output.strip().splitlines()[-1:], flush=True)
     failures = [row for row in rows if not (row["told"] and row["identical"])]
-    summary = {"faults": len(rows), "failures": len(failures)}
+    summary = {"version": fishleg.__version__, "faults": len(rows), "failures": len(failures)}
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "fault_soak.json", {**summary, "rows": rows})
     print(summary)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import fishleg
 from fishleg.formats.results import write_json
 from reproduction.harness.processes import limit_threads
 
@@ -231,7 +232,7 @@ def _in_process(name: str, seconds: float, folder: Path) -> dict[str, Any]:
     if code:
         row["findings"][f"the process ended with {code}"] = " ".join(lines.splitlines()[-3:])[:300]
     covered = re.findall(r"cov: (\d+) ft: (\d+)", lines)
-    row["guided"] = bool(covered)
+    row |= {"version": fishleg.__version__, "guided": bool(covered)}
     row |= {"edges": int(covered[-1][0]), "features": int(covered[-1][1])} if covered else {}
     return row
 

@@ -17,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from killing import MODES, in_child, kill_in_call, kill_often, model_bytes, recipe_for, warm_up, work
 
+import fishleg
 from fishleg.formats.results import write_json
 
 
-def main(out: Path, kills: int = 120) -> bool:
+def main(out: Path, kills: int = 200) -> bool:
     """Whether every killed run ended with the right bits."""
     warm_up()
     rows = []
@@ -38,7 +39,7 @@ def main(out: Path, kills: int = 120) -> bool:
             rows.append({"run": mode, "kills": share, "runs": len(finished), "identical": same, **in_writes})
             print(rows[-1], flush=True)
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "kill_soak.json", rows)
+    write_json(out / "kill_soak.json", {"version": fishleg.__version__, "rows": rows})
     return all(r["identical"] == r["runs"] and r["write_identical"] == r["write_runs"] for r in rows)
 
 

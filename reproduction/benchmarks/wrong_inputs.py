@@ -17,6 +17,7 @@ from conftest import make_template  # of tests/cli
 from test_errors import snapshot
 from wrong_inputs import WRONG_INPUTS
 
+import fishleg
 from fishleg.formats.results import write_json
 
 LIMIT = 5.0  # seconds, from the start of the process to its end
@@ -36,7 +37,8 @@ def main(out: Path) -> bool:
     seconds = [row["seconds"] for row in rows]
     wrong = [row for row in rows if not row["right"]]
     summary = {
-        "inputs": len(rows), "wrong": wrong, "median seconds": round(statistics.median(seconds), 2),
+        "version": fishleg.__version__, "inputs": len(rows), "wrong": wrong,
+        "median seconds": round(statistics.median(seconds), 2),
         "longest seconds": round(max(seconds), 2),
     }  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)

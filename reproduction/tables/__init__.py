@@ -11,6 +11,7 @@ from reproduction.harness import RESULTS, fill
 from reproduction.tables.benchmarks import benchmark_tables
 from reproduction.tables.figures import figure_tables
 from reproduction.tables.resnet18 import cost, relative_cost, resnet18_tables
+from reproduction.tables.robustness import promises
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -25,6 +26,7 @@ def all_tables(results: Path = RESULTS) -> dict[str, str]:
         "cost": cost(figures),
         "cost-arms": relative_cost(figures),
         **benchmark_tables(results / "benchmarks"),
+        "promises": promises(results / "benchmarks"),
     }
 
 

@@ -9,7 +9,7 @@ from small_runs import QUICK_RUN
 
 from fishleg import runs
 from fishleg.cli import display
-from fishleg.cli.display import duration, make_display
+from fishleg.cli.display import Progress, duration, make_display
 from fishleg.runs.recipe import make_recipe
 
 
@@ -133,3 +133,15 @@ def test_the_panel_lives_before_the_run_starts(clock):
     assert "batches" not in drawn()
     shown.close()
     assert "evaluating the dense model" not in stream.getvalue()  # counts do not scroll
+
+
+def test_the_time_left_does_not_count_the_loading(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fishleg.cli.display.time.monotonic", lambda: now[0])
+    progress = Progress()
+    now[0] = 1000.0  # seconds of loading
+    progress.update({"event": "start", "metric": 0.9, "prunable": 5, "stages": 10})
+    now[0] += 20.0
+    line = progress.update({"event": "stage", "stage": 1, "stages": 10, "sparsity": 0.1, "metric": 0.9})
+    assert line is not None
+    assert line.endswith("about 3 min left")

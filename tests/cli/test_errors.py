@@ -127,7 +127,7 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("line", "fragment"),
     [
-        (f"{RUN} -s 90", "error: sparsity must be in (0, 1), got 90.0; for 90 % write 0.9\n"),
+        (f"{RUN} -s 90", "error: sparsity must be in (0, 1), got 90.0; for 90 % write 0.9 or 90%\n"),
         ("prune net.py:make --data data.py:ten", "error: data: label 10 is out of range"),
     ],
 )
@@ -136,7 +136,7 @@ def test_in_a_process_of_its_own(work: Path, line: str, fragment: str) -> None:
     result = command(work, *line.split())
     assert time.monotonic() - started < 20  # importing torch on a busy machine; the rest is timed above
     assert result.returncode == 1
-    assert result.stderr.startswith(fragment)
+    assert fragment in result.stderr
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     assert snapshot(work) == before

@@ -24,7 +24,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only", "broken"])
-@pytest.mark.parametrize(("call", "at"), [("fsync", 1), ("fsync", 9), ("open", 8), ("replace", 4)])
+@pytest.mark.parametrize(("call", "at"), [("fsync", 1), ("fsync", 9), ("open", 7), ("replace", 4)])
 def test_a_failing_file_system_is_told_and_the_run_goes_on_later(tmp_path, expected, fault, call, at):
     recipe, directory = recipe_for("staged", "run"), tmp_path / "run"
     ended = command(

@@ -61,7 +61,7 @@ class Progress:
         self.phase = "starting"
         self.counted: tuple[int, int | None] | None = None
         self.fraction = 0.0
-        self._started = time.monotonic()
+        self._started = self._working_since = time.monotonic()
         self._fraction_at_start = 0.0  # above 0 in a resumed run
 
     def formatted(self, metric: float | None) -> str:
@@ -109,6 +109,7 @@ class Progress:
 
     def _begin(self, event: Event) -> None:
         self.phase = "starting"
+        self._working_since = time.monotonic()  # loading and the first evaluation say nothing about the rest
         self.name = event.get("metric_name", self.name)
         self.unit = event.get("metric_unit", self.unit)
 
@@ -168,7 +169,7 @@ class Progress:
         done = self.fraction - self._fraction_at_start
         if done <= 0.02 or self.fraction >= 1:
             return ""
-        left = self.seconds / done * (1 - self.fraction)
+        left = (time.monotonic() - self._working_since) / done * (1 - self.fraction)
         return f", about {duration(left)} left" if left >= _LEAST_TIME_LEFT else ""
 
     def count(self) -> str:

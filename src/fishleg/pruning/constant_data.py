@@ -91,7 +91,7 @@ def _outputs_differ(batches: Sequence[Any], outputs: Sequence[Tensor]) -> bool:
         except ValueError:
             by_example = False
         # where the first dimension is not the examples, all predictions must be alike
-        rows.append(f.flatten(1) if by_example else f.flatten(0, -2))
+        rows.append(f.reshape(len(f), -1) if by_example or f.dim() < 2 else f.flatten(0, -2))
     if sum(map(len, rows)) < 2 or len({row.shape[1] for row in rows}) > 1:
         return True
     reference = rows[0][:1]
