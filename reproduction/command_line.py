@@ -199,7 +199,7 @@ def kill_soak(out: Path, kills: int) -> None:
 @bench.command()
 @_out(RESULTS / "benchmarks")
 def fault_soak(out: Path) -> None:
-    """A file system that fails must be told, and lose nothing (minutes)."""
+    """File systems that fail lose nothing (minutes)."""
     from reproduction.benchmarks.fault_soak import main
 
     if not main(out):
@@ -209,7 +209,7 @@ def fault_soak(out: Path) -> None:
 @bench.command()
 @_out(RESULTS / "benchmarks")
 def wrong_inputs(out: Path) -> None:
-    """Every wrong input in a real process: told in time (15 minutes)."""
+    """Every wrong input in a real process (15 minutes)."""
     from reproduction.benchmarks.wrong_inputs import main
 
     if not main(out):
@@ -225,7 +225,7 @@ def wrong_inputs(out: Path) -> None:
 @click.option("--work", default=Path("fuzz-out"), show_default=True, help="Directory of the inputs that "
               "reached new code, and of findings.", type=click.Path(path_type=Path))  # fmt: skip
 def fuzz(out: Path, again: bool, seconds: float, only: tuple[str, ...], work: Path) -> None:
-    """Damaged and hostile input files of five kinds (50 minutes).
+    """Damaged and hostile input files (50 minutes).
 
     With the package atheris, the inputs are guided by coverage.
     """
