@@ -16,10 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "transcript.md"
-INSTALL = 'pip install "PATH/TO/fishleg[cli,onnx]"'
+INSTALL = 'pip install "PATH/TO/fishleg[cli,plot,onnx]"'
 SHOWN_DIRECTORY = "/home/you/empty"  # instead of the temporary directory
 COMMANDS = {
-    "fishleg prune workload:digits -s 0.9": (
+    "fishleg prune workload:digits -s 90%": (
         "Prune a model. `workload:digits` is built in: a small network, which is trained first, and its\n"
         "data. For a model of your own see [the command line](how-to/command-line.md)."
     ),

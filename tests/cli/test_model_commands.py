@@ -64,7 +64,7 @@ def test_empty_names(work: Path) -> None:
     for line in (["export", "done", "--to", ""], ["export", "", "--to", "m.pt2"], ["bench", ""]):
         result = CliRunner().invoke(main, line)
         assert result.exit_code == 1
-        assert ("to: the file must end in" if "done" in line else "SOURCE is missing") in result.output
+        assert ("to: the file must end in" if "done" in line else "MODEL is missing") in result.output
 
 
 def test_a_missing_package_is_told_before_the_model_is_loaded(
@@ -73,7 +73,8 @@ def test_a_missing_package_is_told_before_the_model_is_loaded(
     monkeypatch.setattr("fishleg.runs.export.missing_packages", lambda: ["onnxruntime"])
     result = CliRunner().invoke(main, ["export", "damaged", "--to", str(tmp_path / "m.onnx")])
     assert result.exit_code == 1
-    assert result.output == "error: an .onnx file needs onnxruntime: pip install 'fishleg[onnx]'\n"
+    needs = "error: an .onnx file needs onnxruntime: pip install 'fishleg[onnx]'\n"
+    assert result.output == f"loading PyTorch\n{needs}"
 
 
 def test_the_doctor_lists_the_packages() -> None:

@@ -62,7 +62,7 @@ def test_checkpoints_of_others_are_neither_read_nor_deleted(tmp_path: Path) -> N
     for name in ("000123.ckpt", "000001.txt", "x.partial", "000000.ckpt.partial", "mine.ckpt"):
         (tmp_path / name).write_bytes(b"precious")
     before = {path.name for path in tmp_path.iterdir()}
-    store = Store(tmp_path, keep=1)
+    store = Store(tmp_path, keep=1, owned=())
     assert store.latest() is None
     for i in range(5):
         assert store.next_path().name == f"00000{i}.ckpt"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fishleg
 from fishleg import FineTuningOptions, PruningOptions, PruningSession, Surgeon, attach
 
-REASON = "zero everywhere, and not by pruning: it has not been trained yet"
+REASON = "zero everywhere from the beginning: not trained yet, or removed before"
 WARNING = "not pruned, because zero everywhere and not by this library: up.weight"
 
 

@@ -149,7 +149,7 @@ def test_a_verdict_is_a_warning() -> None:
     page = render_report(make_run(total=total), [PRUNE], "")
     banner = page.split('<div class="banner bad"')[1].split("</div>")[0]
     assert "The predictions do not add up" in banner
-    assert "the model &lt;does&gt; not hold" in banner
+    assert "not hold" not in banner  # which stands among the warnings of the run
     assert "9.7 times as much" in banner
 
 

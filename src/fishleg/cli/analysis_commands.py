@@ -8,7 +8,15 @@ from typing import Any
 import click
 
 from fishleg.cli.flags import Sections, flags_given, recipe_options
-from fishleg.cli.group import ERROR, json_option, recipe_of, recipe_option, trust_option
+from fishleg.cli.group import (
+    ERROR,
+    json_option,
+    recipe_of,
+    recipe_option,
+    run_directory,
+    say,
+    trust_option,
+)
 from fishleg.cli.output import ResultsCommand, show
 from fishleg.formats.results import to_json
 from fishleg.runs.errors import ToolError
@@ -32,11 +40,14 @@ _INSPECT_HELP = """Show the sparsity, the pattern and the size of a checkpoint o
 PATH is the directory of a run, one of its checkpoints, or a state dict (.safetensors or .pt).
 """
 
+_EVAL_ALLOWED = ("eval_data", "metric", "device", "threads")  # beside the directory of a run
 _EVAL_HELP = """Measure the accuracy (or the loss) of a model.
 
 \b
 The final model of a run:
   fishleg eval fishleg-run
+The same on other data:
+  fishleg eval fishleg-run --eval-data data.py:test
 A model with given weights, which may be packed:
   fishleg eval net.py:make --weights fishleg-run/packed.safetensors --eval-data data.py:test
 
@@ -63,11 +74,12 @@ def sensitivity(
     model: str | None, recipe_file: str | None, picture: Path | None, as_json: bool, **options: Any
 ) -> None:
     """The command `fishleg sensitivity`."""
+    say("loading PyTorch")
     from fishleg.runs.sensitivity import analyse, check_picture
 
     if picture is not None:
         check_picture(picture)
-    result = analyse(recipe_of(model, recipe_file, options))
+    result = analyse(recipe_of(model, recipe_file, options), on_phase=say)
     if picture is not None:
         result.draw(picture)
     show(to_json(result.as_dict()) if as_json else result.table())
@@ -116,18 +128,18 @@ def evaluate(
     Raises:
         ToolError: A run comes with other arguments, or the model cannot be evaluated.
     """
+    if directory is not None:
+        if model is not None:
+            raise ToolError(f"--run {directory} names the model: leave out {model}")
+        model = str(directory)
+    found = run_directory(model, recipe_file, options, _EVAL_ALLOWED)
+    say("loading PyTorch")
     from fishleg.runs.inspection import evaluate_recipe, evaluate_run
 
-    if directory is None and model and Path(model).is_dir():
-        directory, model = Path(model), None
-    if directory is not None:
-        if any([model, recipe_file, *flags_given(options)]):
-            raise ToolError(
-                f"the run in {directory} names the model, its data and all options: leave out everything else"
-            )
-        result = evaluate_run(directory, trust=trust)
+    if found is not None:
+        result = evaluate_run(found, given=flags_given(options), trust=trust, on_phase=say)
     else:
-        result = evaluate_recipe(recipe_of(model, recipe_file, options))
+        result = evaluate_recipe(recipe_of(model, recipe_file, options), on_phase=say)
     percentages = ("accuracy", "agreement")
     lines = [f"{k}: {100 * v:.2f} %" if k in percentages else f"{k}: {v:.4g}" for k, v in result.items()]
     show(to_json(result, indent=None) if as_json else "\n".join(lines))

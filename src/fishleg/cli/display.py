@@ -117,7 +117,7 @@ class Progress:
         self._begin(event)
         dense = f"dense {self.name} {self.formatted(event.get('metric'))}"
         stages = event.get("stages")
-        planned = f"{stages or '?'} stage{'' if stages == 1 else 's'}"
+        planned = f"{stages} stage{'' if stages == 1 else 's'}" if stages else "as many stages as it takes"
         return f"{dense}, {event.get('prunable', 0):,} prunable weights, {planned}"
 
     def _on_resume(self, event: Event) -> str:
@@ -135,8 +135,8 @@ class Progress:
         reached = f"{_stage(event)} sparsity {event['sparsity']:.1%}"
         predicted, measured = event.get("predicted"), event.get("measured")
         parts = [] if predicted is None else [f" predicted {predicted:.3g}"]
-        parts += [] if measured is None else [f", measured {measured:.3g}"]
-        return f"{reached}: loss increase{''.join(parts)}" if parts else reached
+        parts += [] if measured is None else [f" measured {measured:.3g}"]
+        return f"{reached}: loss increase{','.join(parts)}" if parts else reached
 
     def _on_training_step(self, event: Event) -> str | None:
         self.phase = "training"

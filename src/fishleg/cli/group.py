@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import traceback
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import click
 
-from fishleg.cli.flags import flags_given
+from fishleg.cli.flags import flag_name, flags_given
 from fishleg.options.declaration import nearest
 from fishleg.options.text import printable
 from fishleg.runs.errors import Interrupted, ToolError
@@ -142,3 +144,54 @@ def recipe_of(model: str | None, recipe_file: str | None, options: dict[str, Any
     if not recipe.model.model:
         raise ToolError("MODEL is missing: name the function that returns the model, for example net.py:make")
     return recipe
+
+
+def run_directory(
+    source: str | None,
+    recipe_file: str | None,
+    options: dict[str, Any],
+    allowed: Collection[str] = ("device", "threads"),
+) -> Path | None:
+    """Return the directory of the run that an argument names.
+
+    Args:
+        source: The argument: the directory of a run, or a model such as net.py:make.
+        recipe_file: The file that --recipe names.
+        options: All flags, by unique option name.
+        allowed: The options that may be given beside a run.
+
+    Returns:
+        The directory; None if a model is named.
+
+    Raises:
+        ToolError: The argument names neither, or other arguments contradict a run.
+    """
+    if not source and not recipe_file:
+        raise ToolError(
+            "MODEL is missing: name the directory of a run, for example fishleg-run, or the function that "
+            "returns the model, for example net.py:make"
+        )
+    if not source or (":" in source and not Path(source).is_dir()):
+        return None
+    directory = Path(source)
+    if not directory.is_dir():
+        raise ToolError(
+            f"{source} is neither the directory of a run nor a model: "
+            "a model must be file.py:function or package.module:function"
+        )
+    others = [flag_name(name) for name in flags_given(options) if name not in allowed]
+    others += ["--recipe"] if recipe_file else []
+    if others:
+        raise ToolError(
+            f"the run in {source} names the model, its data and all options: leave out {others[0]}"
+        )
+    return directory
+
+
+def say(message: str) -> None:
+    """Print what a command is doing, on standard error.
+
+    Args:
+        message: The text.
+    """
+    click.echo(printable(message), err=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from fishleg.cli.flags import Sections, flag_name, flags_given, recipe_options
-from fishleg.cli.group import json_option, recipe_of, recipe_option, trust_option
+from fishleg.cli.flags import Sections, flags_given, recipe_options
+from fishleg.cli.group import json_option, recipe_of, recipe_option, run_directory, say, trust_option
 from fishleg.cli.output import show
 from fishleg.formats.results import to_json
 from fishleg.runs.errors import ToolError
@@ -31,8 +31,8 @@ A run with --pattern rows is exported without the removed rows. The outputs of a
 compared with those of the PyTorch model at three batch sizes before the file is written. The first dimension
 of the inputs, the batch, may have any size. An existing file is never written over.
 
-SOURCE is the directory of a run, or MODEL as in `fishleg prune --help`. A run's directory names code, which
-runs: look at a directory from elsewhere before you use --trust.
+MODEL is the directory of a run, or a function as in `fishleg prune --help`. A run's directory names code,
+which runs: look at a directory from elsewhere before you use --trust.
 """
 
 _BENCH_HELP = """Measure how long a forward pass takes: the dense model beside the sparse one.
@@ -46,13 +46,13 @@ The models take turns in one process. The table shows the median time of a pass,
 times as fast as the dense model each model is. A run with --pattern rows has a model without the removed
 rows, which is measured as well, and so is an ONNX file of the model (--onnx) in ONNX Runtime.
 
-SOURCE is the directory of a run, or MODEL as in `fishleg prune --help`. A run's directory names code, which
-runs: look at a directory from elsewhere before you use --trust.
+MODEL is the directory of a run, or a function as in `fishleg prune --help`. A run's directory names code,
+which runs: look at a directory from elsewhere before you use --trust.
 """
 
 
 @click.command(cls=Sections, help=_EXPORT_HELP, short_help="Write a model as ONNX, .pt2 or .safetensors.")
-@click.argument("source", required=False)
+@click.argument("model", required=False)
 @click.option("--to", "path", metavar="FILE", required=True, help="The file to write.")
 @click.option(
     "--packed", is_flag=True, help="A .safetensors file with one bit per weight and the kept values."
@@ -65,7 +65,7 @@ runs: look at a directory from elsewhere before you use --trust.
 @trust_option
 @json_option
 def export(
-    source: str | None,
+    model: str | None,
     path: str,
     packed: bool,
     shrunk: bool,
@@ -75,19 +75,23 @@ def export(
     **options: Any,
 ) -> None:
     """The command `fishleg export`."""
+    directory = run_directory(model, recipe_file, options)
+    say("loading PyTorch")
     from fishleg.runs.export import export_recipe, export_run
 
-    directory = _run_directory(source, recipe_file, options)
     if directory is not None:
         given = flags_given(options)
-        result = export_run(directory, Path(path), packed=packed, shrunk=shrunk, given=given, trust=trust)
+        result = export_run(
+            directory, Path(path), packed=packed, shrunk=shrunk, given=given, trust=trust, on_phase=say
+        )
     else:
-        result = export_recipe(recipe_of(source, recipe_file, options), Path(path), packed=packed)
+        recipe = recipe_of(model, recipe_file, options)
+        result = export_recipe(recipe, Path(path), packed=packed, on_phase=say)
     show(to_json(result.as_dict()) if as_json else result.text())
 
 
 @click.command(cls=Sections, help=_BENCH_HELP, short_help="Measure the time of a forward pass.")
-@click.argument("source", required=False)
+@click.argument("model", required=False)
 @click.option(
     "--batch-size", "batch_sizes", metavar="N,N,...", default="1,32", show_default=True,
     help="The batch sizes to measure at.",
@@ -102,7 +106,7 @@ def export(
 @trust_option
 @json_option
 def bench(
-    source: str | None,
+    model: str | None,
     batch_sizes: str,
     seconds: float,
     onnx: str | None,
@@ -112,43 +116,18 @@ def bench(
     **options: Any,
 ) -> None:
     """The command `fishleg bench`."""
+    sizes, file = _batch_sizes(batch_sizes), None if onnx is None else Path(onnx)
+    directory = run_directory(model, recipe_file, options)
+    say("loading PyTorch")
     from fishleg.runs.bench import bench_recipe, bench_run
 
-    sizes, file = _batch_sizes(batch_sizes), None if onnx is None else Path(onnx)
-    directory = _run_directory(source, recipe_file, options)
     if directory is not None:
-        result = bench_run(directory, sizes, seconds, file, flags_given(options), trust=trust)
+        given = flags_given(options)
+        result = bench_run(directory, sizes, seconds, file, given, trust=trust, on_phase=say)
     else:
-        result = bench_recipe(recipe_of(source, recipe_file, options), sizes, seconds, file)
+        recipe = recipe_of(model, recipe_file, options)
+        result = bench_recipe(recipe, sizes, seconds, file, on_phase=say)
     show(to_json(result.as_dict()) if as_json else result.table())
-
-
-def _run_directory(source: str | None, recipe_file: str | None, options: dict[str, Any]) -> Path | None:
-    """Return the directory of the run that the argument SOURCE names; None if it names a model.
-
-    Raises:
-        ToolError: It names neither, or other arguments contradict a run.
-    """
-    if not source and not recipe_file:
-        raise ToolError(
-            "SOURCE is missing: name the directory of a run, for example fishleg-run, or a model, for "
-            "example net.py:make"
-        )
-    if not source or (":" in source and not Path(source).is_dir()):
-        return None
-    directory = Path(source)
-    if not directory.is_dir():
-        raise ToolError(
-            f"{source} is neither the directory of a run nor a model: "
-            "a model must be file.py:function or package.module:function"
-        )
-    others = [flag_name(name) for name in flags_given(options) if name not in ("device", "threads")]
-    others += ["--recipe"] if recipe_file else []
-    if others:
-        raise ToolError(
-            f"the run in {source} names the model, its data and all options: leave out {others[0]}"
-        )
-    return directory
 
 
 def _batch_sizes(text: str) -> list[int]:

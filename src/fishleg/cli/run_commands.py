@@ -15,8 +15,9 @@ from fishleg.cli.flags import Sections, recipe_options
 from fishleg.cli.group import json_option, quiet_option, recipe_of, recipe_option, trust_option
 from fishleg.cli.output import ResultsCommand, show
 from fishleg.formats.results import to_json
+from fishleg.runs.directory import check_unused
 from fishleg.runs.events import Listener
-from fishleg.runs.recipe import SECTIONS
+from fishleg.runs.recipe import SECTIONS, load_recipe
 
 if TYPE_CHECKING:
     from fishleg.runs.run import Run
@@ -67,14 +68,16 @@ The recipe in DIRECTORY names code, which runs. Code that is neither below the c
 runs only with --trust: look at a directory that comes from elsewhere first.
 """
 
+_COMPARISON = "fishleg-comparison"  # where a comparison is written, unless --out says otherwise
 _COMPARE_HELP = """Prune MODEL with several methods, and print one table.
 
 \b
   fishleg compare workload:digits -s 0.95 --methods magnitude,fishleg --out comparison
 
-All methods get the same budget. Each is a run in its own directory inside --out. The table is also written
-there as comparison.json, and with matplotlib the picture comparison.png. An interrupted comparison continues
-if the same command is given again. For MODEL and the data see `fishleg prune --help`.
+All methods get the same budget. Each is a run in its own directory inside --out, which is fishleg-comparison
+by default. The table is also written there as comparison.json, and with matplotlib as a picture. An
+interrupted comparison continues if the same command is given again. For MODEL and the data see
+`fishleg prune --help`.
 """
 
 
@@ -96,6 +99,8 @@ def prune(
         recipe.check()
         show(recipe.to_toml().rstrip("\n"))
         return
+
+    check_unused((Path.cwd() / recipe.run.out).resolve())  # before PyTorch is loaded
 
     def make(display: Listener) -> Run:
         from fishleg.runs import launch
@@ -162,6 +167,9 @@ def compare(model: str | None, methods: str, recipe_file: str | None, as_json: b
     from fishleg.options.names import EMPIRICAL_METHODS
     from fishleg.runs.compare import compare_methods
 
+    if options.get("out") is None:
+        options["out"] = load_recipe(recipe_file).get("out") if recipe_file else None
+        options["out"] = options["out"] or _COMPARISON
     # every run replaces the method; that of the common recipe must not contradict --empirical
     recipe = recipe_of(model, recipe_file, {**options, "method": next(iter(EMPIRICAL_METHODS))})
     names = [name.strip() for name in methods.split(",") if name.strip()]

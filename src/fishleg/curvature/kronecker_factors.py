@@ -21,7 +21,7 @@ from fishleg.runtime.batch_errors import naming_the_batch
 from fishleg.runtime.batches import Forward, default_forward
 from fishleg.runtime.batchnorm import can_use_batch_statistics
 from fishleg.runtime.modes import eager_mode, evaluation_mode
-from fishleg.runtime.tensors import at_least_float32
+from fishleg.runtime.tensors import at_least_float32, first_non_finite
 
 Factors = dict[str, tuple[Tensor, Tensor]]
 """By layer name: the output side [n_out, n_out] and the input side [n_in (+1), n_in (+1)]."""
@@ -76,15 +76,29 @@ def kronecker_factors(
                     except AllIgnoredError:
                         continue
                 count += 1
+                found: dict[str, list[Tensor]] = {}
                 for name, pairs in gradients.items():
                     removed = (removed_rows or {}).get(matrices[name].weight)
                     scale = (units / len(f)) ** 0.5
                     rows = [_as_rows(modules[name][0], a, g / scale, removed) for a, g in pairs]
-                    sides = _second_moments(rows, matrices[name].bias is not None, len(f))
-                    check_finite({matrices[name].weight: sides[0], f"the inputs of {name}": sides[1]})
+                    found[name] = _second_moments(rows, matrices[name].bias is not None, len(f))
+                _check_sides(found, matrices)
+                for name, sides in found.items():
                     old = totals.get(name)
                     totals[name] = sides if old is None else [x + y for x, y in zip(old, sides, strict=True)]
     return {name: (sides[0] / count, sides[1] / count) for name, sides in totals.items()}
+
+
+def _check_sides(found: Mapping[str, list[Tensor]], layers: Mapping[str, Layer]) -> None:
+    """Check that all second moments are finite, in one pass over all layers.
+
+    Raises:
+        ValueError: They are not.
+    """
+    check_finite({layers[name].weight: sides[0] for name, sides in found.items()})
+    bad = first_non_finite({name: sides[1] for name, sides in found.items()})
+    if bad is not None:
+        raise ValueError(f"the inputs of {bad!r} hold NaN or Inf, or their squares overflow")
 
 
 def _supported_modules(model: nn.Module, layers: Iterable[Layer]) -> dict[str, list[nn.Module]]:

@@ -105,14 +105,14 @@ class Store:
     Args:
         directory: The directory; it is created when the first checkpoint is saved.
         keep: How many checkpoints are kept.
-        owned: The names of checkpoints that belong to the run already; they need not exist any more. None:
-            every checkpoint in the directory.
+        owned: The names of checkpoints that belong to the run already; they need not exist any more.
+            Default: every checkpoint in the directory.
 
     Raises:
         ValueError: If `keep` is less than 1, or an owned name is not that of a checkpoint.
     """
 
-    def __init__(self, directory: Path, keep: int = 3, owned: Iterable[str] | None = ()) -> None:
+    def __init__(self, directory: Path, keep: int = 3, owned: Iterable[str] | None = None) -> None:
         if keep < 1:
             raise ValueError(f"keep must be >= 1, got {keep}")
         self.directory, self.keep = directory, keep

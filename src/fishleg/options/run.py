@@ -148,8 +148,10 @@ def amount(name: str, value: str | float) -> tuple[float, bool]:
         raise OptionError(f"{name} must be a number or a percentage such as 1%, got {value!r}") from None
     number = number / 100 if text.endswith("%") else number
     relative = text.endswith("%") or name == "max_drop" or 0 < number < 1
+    hint = f"; for {text} % write {text}%" if not text.endswith("%") and 1 <= number < 100 else ""
+    if name == "max_flops" and hint:  # no network has so few
+        raise OptionError(f"max_flops must be a number >= 100 or a share, got {value!r}{hint}")
     if not (math.isfinite(number) and number > 0) or (relative and number >= 1):
         rule = "in (0 %, 100 %)" if relative else "> 0"
-        hint = f"; for {text} % write {text}%" if not text.endswith("%") and 1 <= number < 100 else ""
         raise OptionError(f"{name} must be {rule}, got {value!r}{hint}")
     return number, relative

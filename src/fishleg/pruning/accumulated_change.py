@@ -46,10 +46,11 @@ class AccumulatedChange:
     Args:
         output_change: Measures the outputs.
         judged: Whether the steps are judged: Q predicts, and the model is not trained in between.
+        at_end: Whether they are judged by `total` at the end alone, and not after each step.
     """
 
-    def __init__(self, output_change: OutputChange, judged: bool) -> None:
-        self.output_change, self.judged = output_change, judged
+    def __init__(self, output_change: OutputChange, judged: bool, *, at_end: bool = False) -> None:
+        self.output_change, self.judged, self.at_end = output_change, judged, at_end
         self._reference: list[Tensor] | None = None  # the outputs before the first of these steps
         self._last: list[Tensor] | None = None  # those after the last one
         self._first = 0  # the place of the first of these steps in the history
@@ -68,6 +69,8 @@ class AccumulatedChange:
             before: The outputs before the step.
             done: The number of steps in the history.
         """
+        if not self.judged:
+            return
         last = self._last
         changed = last is not None and last is not before and not _equal(last, before)
         if self._reference is None or changed:
@@ -75,16 +78,19 @@ class AccumulatedChange:
             self._told = self._refresh_harmed = False
 
     def after_step(self, history: Sequence[PruneStep], sparsity: float, *, refresh_harmed: bool) -> None:
-        """Judge all steps so far, and warn once.
+        """Remember the outputs after a step. Unless it is done at the end, judge all steps, and warn once.
 
         Args:
             history: All steps, with the one that was just done.
             sparsity: The sparsity now.
             refresh_harmed: Whether the refresh of BatchNorm has made the outputs much worse.
         """
+        if not self.judged:
+            return
         self._last = self.output_change.outputs()
         self._refresh_harmed |= refresh_harmed
-        self.warn(self.total(history, sparsity))
+        if not self.at_end:
+            self.warn(self.total(history, sparsity))
 
     def warn(self, total: TotalChange) -> None:
         """Log the verdict on several steps, if there is one and it was not logged before.

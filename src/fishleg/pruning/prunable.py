@@ -13,7 +13,7 @@ from fishleg.runtime.models import abbreviate
 from fishleg.runtime.process_group import get_logger
 
 logger = get_logger(__name__)
-ZERO_EVERYWHERE = "zero everywhere, and not by pruning: it has not been trained yet"
+ZERO_EVERYWHERE = "zero everywhere from the beginning: not trained yet, or removed before"
 
 
 def choose_prunable(
@@ -107,9 +107,9 @@ def warn_about_zero_matrices(reasons: Mapping[str, str | None]) -> None:
     """
     if zero := [name for name, reason in reasons.items() if reason == ZERO_EVERYWHERE]:
         logger.warning(
-            "not pruned, because zero everywhere and not by this library: %s. Such a matrix is at its start, "
-            "as the B of LoRA or a zero-initialised head is; the sparsity does not count it. Train it first "
-            "if it is to be pruned",
+            "not pruned, because zero everywhere from the beginning: %s. Such a matrix was not trained yet, "
+            "as the B of LoRA or a zero-initialised head, or was removed before; the sparsity does not count "
+            "it. Train it first if it is to be pruned",
             abbreviate(zero),
         )
 

@@ -145,7 +145,10 @@ def as_sparsity(value: object) -> float:
     """
     number = as_share(as_number(value))
     if isinstance(number, bool) or not isinstance(number, Real) or not 0 < float(number) < 1:
-        raise ValueError(f"sparsity must be in (0, 1), got {number!r}")
+        hint = ""
+        if isinstance(number, Real) and 1 < float(number) < 100:
+            hint = f"; for {float(number):g} % write {float(number) / 100:g} or '{float(number):g}%'"
+        raise ValueError(f"sparsity must be in (0, 1), got {number!r}{hint}")
     return float(number)
 
 

@@ -79,7 +79,8 @@ class PruningSession:
             check_loader(train_loader, "train_loader")
         self.surgeon = Surgeon(
             model, loader, likelihood=likelihood, options=options, forward=forward, generator=generator,
-            trained=fine_tuning is not None or trained_elsewhere, on_auxiliary_step=on_auxiliary_step,
+            trained=fine_tuning is not None or trained_elsewhere, total_at_end=True,
+            on_auxiliary_step=on_auxiliary_step,
         )  # fmt: skip
         self.fine_tuning, self.train_loader = fine_tuning, train_loader
         self.fine_tuner: FineTuner | None = None
@@ -193,12 +194,14 @@ class PruningSession:
             The last event of a run.
         """
         surgeon = self.surgeon
-        divergence = surgeon.output_change.divergence_from(self._dense or [])
-        total = surgeon.total_change()
-        number = len(surgeon.history)
+        total, number = surgeon.total_change(), len(surgeon.history)
+        divergence = total.measured
+        if divergence is None or total.steps < number:  # not judged, or judged from a later beginning
+            divergence = surgeon.output_change.divergence_from(self._dense or [])
+        predicted = total.predicted if total.steps == number else None
         return Finished(
             stage=number, stages=number, sparsity=surgeon.sparsity, unit=surgeon.weights.unit,
-            divergence=divergence, predicted=total.predicted, verdict=total.verdict,
+            divergence=divergence, predicted=predicted, verdict=total.verdict,
         )  # fmt: skip
 
     def close(self) -> None:

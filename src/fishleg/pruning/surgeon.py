@@ -60,6 +60,8 @@ class Surgeon:
         forward: How the model is called on a batch.
         generator: The source of random numbers; default: seed 0.
         trained: Whether the model is trained between pruning steps. Q is noisier then and gets more damping.
+        total_at_end: Whether someone calls `total_change` after the last step. Otherwise all steps together
+            are judged after each step.
         on_auxiliary_step: Receives the statistics of every step of Q's learning.
 
     Attributes:
@@ -80,6 +82,7 @@ class Surgeon:
         forward: Forward = default_forward,
         generator: torch.Generator | None = None,
         trained: bool = False,
+        total_at_end: bool = False,
         on_auxiliary_step: Callable[[AuxiliaryStats], None] | None = None,
     ) -> None:
         _check_model(model)
@@ -103,7 +106,9 @@ class Surgeon:
             model, loader, self.likelihood, forward, self.options.measure_batches
         )
         self._batchnorm = BatchNormRefresh(model, loader, forward, self.options.batchnorm_batches)
-        self._accumulated = AccumulatedChange(self.output_change, judged=self.predicts and not trained)
+        self._accumulated = AccumulatedChange(
+            self.output_change, judged=self.predicts and not trained, at_end=total_at_end
+        )
         self.masks: Masks = {}
         self.history: list[PruneStep] = []
         self._data_checked = False
@@ -252,9 +257,9 @@ class Surgeon:
     def total_change(self) -> TotalChange:
         """Compare the outputs with those before the first step, and with the sum of the predictions.
 
-        The verdict is logged once, after the first step at which it is clear. A model that is trained between
-        the steps (`trained=True`) has no total: training changes the outputs as well. There each step is
-        judged by itself.
+        The verdict is logged once: after the first step at which it is clear, or here. A model that is
+        trained between the steps (`trained=True`) has no total: training changes the outputs as well. There
+        each step is judged by itself.
 
         Returns:
             What all steps did together.

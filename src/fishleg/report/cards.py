@@ -71,6 +71,9 @@ def _metric_card(run: dict[str, Any], steps: Sequence[Step], metric: Metric) -> 
         if measured := [s for s in steps if s.last is not None and not s.rejected]:
             value, where = measured[-1].last or 0.0, percent(measured[-1].sparsity)
             notes.append(f"last measured: {metric.text(value)} at {where} sparsity")
+    refreshed = number(as_mapping(run.get("refreshed")).get(metric.value))
+    if before is not None and refreshed is not None and metric.text(refreshed) != metric.text(before):
+        notes.append(f"dense with refreshed BatchNorm statistics: {metric.text(refreshed)}")
     losses = [plain(loss) for r in (dense, sparse) if (loss := number(r.get("loss"))) is not None]
     if len(losses) == 2 and metric.value != "loss":
         notes.append(f"loss {losses[0]} → {losses[1]}")

@@ -86,7 +86,8 @@ def _total(total: dict[str, Any]) -> tuple[str, Pair | None]:
     sentence = escape(" ".join(texts))
     if not verdict:
         return f"<p>{sentence}</p>", point
-    warning = f"<h2>The predictions do not add up</h2><p>{sentence}</p><p>{escape(str(verdict))}</p>"
+    # the whole verdict stands among the warnings of the run
+    warning = f"<h2>The predictions do not add up</h2><p>{sentence}</p>"
     return f'<div class="banner bad" role="note">{warning}</div>', point
 
 

@@ -17,7 +17,7 @@ from fishleg.formats.traced import TensorCall, first_line, relative_difference
 from fishleg.runs.errors import ToolError
 from fishleg.runs.load import load_run, load_small
 from fishleg.runs.recipe import Recipe
-from fishleg.runs.setup import Prepared, prepare
+from fishleg.runs.setup import Phases, Prepared, prepare, quiet
 from fishleg.runs.speed import measure_times
 from fishleg.runtime.batches import move_batch, resize_batch
 from fishleg.runtime.modes import evaluation_mode
@@ -120,6 +120,7 @@ def bench_run(
     given: Mapping[str, Any] | None = None,
     *,
     trust: bool = False,
+    on_phase: Phases = quiet,
 ) -> Benchmark:
     """Measure the models of a run: dense, sparse, and with the pattern "rows" the shrunk one.
 
@@ -130,21 +131,27 @@ def bench_run(
         onnx: An ONNX file of the model, to measure in ONNX Runtime.
         given: Options that replace those of the recipe, such as the threads, by unique name.
         trust: Whether the recipe may name code that is neither below the current directory nor installed.
+        on_phase: Receives a text before each step that may take long.
 
     Returns:
         The latencies.
     """
     check_bench(batch_sizes, seconds, onnx)
-    prepared = load_run(directory, given, trust=trust)
+    prepared = load_run(directory, given, trust=trust, on_phase=on_phase)
     models = {"dense": prepared.dense, "sparse": prepared.model}
     small = load_small(prepared, directory)
     if small is not None:
         models["shrunk"] = small
-    return _bench(prepared, models, batch_sizes, seconds, onnx)
+    return _bench(prepared, models, batch_sizes, seconds, onnx, on_phase)
 
 
 def bench_recipe(
-    recipe: Recipe, batch_sizes: Sequence[int] = (1, 32), seconds: float = 2.0, onnx: Path | None = None
+    recipe: Recipe,
+    batch_sizes: Sequence[int] = (1, 32),
+    seconds: float = 2.0,
+    onnx: Path | None = None,
+    *,
+    on_phase: Phases = quiet,
 ) -> Benchmark:
     """Measure the model that a recipe names.
 
@@ -153,13 +160,14 @@ def bench_recipe(
         batch_sizes: The batch sizes to measure at.
         seconds: How long to measure at each of them.
         onnx: An ONNX file of the model, to measure in ONNX Runtime.
+        on_phase: Receives a text before each step that may take long.
 
     Returns:
         The latencies.
     """
     check_bench(batch_sizes, seconds, onnx)
-    prepared = prepare(recipe, prunes=False)
-    return _bench(prepared, {"model": prepared.model}, batch_sizes, seconds, onnx)
+    prepared = prepare(recipe, prunes=False, on_phase=on_phase)
+    return _bench(prepared, {"model": prepared.model}, batch_sizes, seconds, onnx, on_phase)
 
 
 @torch.no_grad()
@@ -169,6 +177,7 @@ def _bench(
     batch_sizes: Sequence[int],
     seconds: float,
     onnx: Path | None,
+    on_phase: Phases,
 ) -> Benchmark:
     with seeded(prepared.recipe.run.seed):  # a loader that shuffles
         drawn = prepared.draw_batch()
@@ -180,6 +189,7 @@ def _bench(
         for model in models.values():
             stack.enter_context(evaluation_mode(model))
         for size in batch_sizes:
+            on_phase(f"measuring at batch size {size} ({seconds:g} s)")
             batch = move_batch(resize_batch(drawn, size), device)
             calls = {name: _model_call(prepared, model, batch) for name, model in models.items()}
             if session is not None and onnx is not None:

@@ -13,6 +13,7 @@ from fishleg.options.names import EMPIRICAL_METHODS, METHODS
 from fishleg.runs.directory import LOG, RECIPE, RUN, check_unused, read_record
 from fishleg.runs.errors import ToolError
 from fishleg.runs.events import Listener, read_events
+from fishleg.runs.existing_run import open_run
 from fishleg.runs.launch import resume, start
 from fishleg.runs.recipe import Recipe
 
@@ -182,9 +183,12 @@ def _recipes(recipe: Recipe, methods: Sequence[str], base: Path) -> dict[str, Re
         raise ToolError(f"empirical = true needs one of the methods {known}, got {', '.join(methods)}")
     out = (base / recipe.run.out).resolve()
     if (out / RUN).exists():
-        raise ToolError(f"{out} holds a single run: choose another out for the comparison")
+        raise ToolError(f"{out} holds a single run: choose another directory for the comparison (--out NAME)")
     if (foreign := foreign_file(out / _TABLE, _MAKER, out / _PICTURE)) is not None:
-        raise ToolError(f"out: {foreign} is there, which a comparison would overwrite: choose another out")
+        raise ToolError(
+            f"out: {foreign} is there, which a comparison would overwrite: choose another directory "
+            "(--out NAME)"
+        )
     recipes = {}
     for method in methods:
         changes: dict[str, Any] = {"method": method, "out": str(out / method)}
@@ -202,7 +206,9 @@ def _recipes(recipe: Recipe, methods: Sequence[str], base: Path) -> dict[str, Re
 def _check_same(recipe: Recipe, directory: Path) -> None:
     before = (directory / RECIPE).read_text() if (directory / RECIPE).exists() else ""
     if before and before != recipe.to_toml():
-        raise ToolError(f"{directory} holds a run with other options: choose another out, or delete it")
+        raise ToolError(
+            f"{directory} holds a run with other options: choose another directory (--out NAME), or delete it"
+        )
 
 
 def _run(
@@ -213,9 +219,16 @@ def _run(
         return record
     listeners = [] if make_listener is None else [make_listener(recipe.pruning.method)]
     try:
-        if going_on:  # with the recipe that was given, so that its code is the user's own
-            return resume(directory, listeners=listeners, trust=True).execute()
+        if going_on:
+            return resume(directory, listeners=listeners, trust=_is_own(directory, recipe, base)).execute()
         return start(recipe, base=base, listeners=listeners).execute()
     finally:
         for listener in listeners:
             listener.close()
+
+
+def _is_own(directory: Path, recipe: Recipe, base: Path) -> bool:
+    """Return whether a run began with this recipe in this directory: its code is then the user's own."""
+    run = open_run(directory, trust=True)  # which runs nothing
+    same = run.recipe.replace(out=recipe.run.out).sections() == recipe.sections()
+    return same and run.base.resolve() == base.resolve()

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ FILES = (
 )  # fmt: skip
 """Every name that a run may write, beside its empty lock file."""
 _MOST_RECORD_BYTES = 1 << 28
+_claimed_here = threading.Lock()
+_claims: set[Path] = set()  # directories that runs of this process work on
 
 
 def check_unused(directory: Path) -> None:
@@ -52,19 +55,29 @@ def check_unused(directory: Path) -> None:
         raise ToolError(f"out: {directory} cannot be written: {error.strerror or error}") from None
     taken = [name for name in FILES if os.path.lexists(directory / name)]
     if RUN in taken:
-        status = read_record(directory).get("status")
-        other = "" if status == "finished" else f", continue it (fishleg resume {directory})"
-        raise ToolError(f"{directory} holds a run already ({status}): choose another out{other} or delete it")
+        raise ToolError(_occupied(directory, read_record(directory)))
     parent = next(p for p in (directory, *directory.parents) if p.exists())
     if not parent.is_dir():
         raise ToolError(f"out: {directory} cannot be written, {parent} is a file, not a directory")
     if taken:
         raise ToolError(
             f"out: {directory} holds {taken[0]}, which is not of a run and which a run would overwrite: "
-            "choose another out"
+            "choose another directory (--out NAME)"
         )
     if not os.access(parent, os.W_OK):
         raise ToolError(f"out: {directory} cannot be written, {parent} is read-only")
+
+
+def _occupied(directory: Path, record: dict[str, Any]) -> str:
+    """Return why a new run cannot take the directory of another one, and what to do."""
+    status, error = record.get("status"), record.get("error")
+    end = "choose another directory (--out NAME), or delete this one"
+    if status == "failed":
+        cause = f"mend the cause and continue it (fishleg resume {directory})"
+        return f"{directory} holds a run already (failed: {error}): {cause}, {end}"
+    if status != "finished":
+        end = f"continue it (fishleg resume {directory}), {end}"
+    return f"{directory} holds a run already ({status}): {end}"
 
 
 def check_no_links(directory: Path) -> None:
@@ -126,7 +139,26 @@ def claimed(directory: Path, *, new: bool) -> Iterator[None]:
         Nothing.
 
     Raises:
-        ToolError: Another process holds the lock, or the directory is in use.
+        ToolError: Another run holds the directory, or it is in use.
+    """
+    with _claimed_here:
+        if directory in _claims:  # a lock of the operating system belongs to the whole process
+            raise ToolError(f"another run of this process is working on {directory}")
+        _claims.add(directory)
+    try:
+        with _locked(directory, new):
+            yield
+    finally:
+        with _claimed_here:
+            _claims.discard(directory)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, new: bool) -> Iterator[None]:
+    """Lock a directory against other processes.
+
+    Yields:
+        Nothing.
     """
     made = _make_directories(directory) if new else []
     try:
@@ -175,7 +207,9 @@ def _open_lock(path: Path) -> int:
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_size:
-            raise ToolError(f"{path} is not a lock of fishleg: move it away, or choose another out")
+            raise ToolError(
+                f"{path} is not a lock of fishleg: move it away, or choose another directory (--out NAME)"
+            )
         if fcntl is not None:
             # not flock: DataLoader workers inherit such a lock and outlive a killed run by seconds
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

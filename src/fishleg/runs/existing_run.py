@@ -101,8 +101,11 @@ def _check_record(directory: Path, record: Mapping[str, Any]) -> None:
         ToolError: An entry is missing or of another type.
     """
     expected = {"base": str, "warnings": list, "checkpoints": int}
-    if any(not isinstance(record.get(name), kind) for name, kind in expected.items()):
-        raise ToolError(f"{directory / RUN} holds no record of a run")
+    wrong = [name for name, kind in expected.items() if not isinstance(record.get(name), kind)]
+    if wrong:
+        raise ToolError(
+            f"{directory / RUN} is no record of a run that this version can read: {wrong[0]!r} is missing"
+        )
 
 
 def _recipe(directory: Path, record: Mapping[str, Any]) -> Recipe:

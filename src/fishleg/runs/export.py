@@ -18,7 +18,7 @@ from fishleg.formats.traced import to_pt2, trace_model
 from fishleg.runs.errors import ToolError
 from fishleg.runs.load import load_run, load_small
 from fishleg.runs.recipe import Recipe
-from fishleg.runs.setup import Prepared, prepare
+from fishleg.runs.setup import Phases, Prepared, prepare, quiet
 from fishleg.runs.weights import SHRUNK
 from fishleg.runtime.batches import Forward, default_forward
 from fishleg.runtime.random_state import seeded
@@ -99,6 +99,7 @@ def export_run(
     shrunk: bool = True,
     given: Mapping[str, Any] | None = None,
     trust: bool = False,
+    on_phase: Phases = quiet,
 ) -> Export:
     """Export the final model of a run: with the pattern "rows" the model without the removed rows.
 
@@ -109,30 +110,34 @@ def export_run(
         shrunk: Whether removed rows are cut out, where the run has such a model.
         given: Options that replace those of the recipe, by unique name.
         trust: Whether the recipe may name code that is neither below the current directory nor installed.
+        on_phase: Receives a text before each step that may take long.
 
     Returns:
         What was written.
     """
     check_export(path, packed)
-    prepared = load_run(directory, given, trust=trust)
+    prepared = load_run(directory, given, trust=trust, on_phase=on_phase)
     small = load_small(prepared, directory) if shrunk else None
     which = "sparse" if small is None else "shrunk"
+    on_phase(f"exporting and checking {path}")
     return _export(prepared, prepared.model if small is None else small, which, path, packed)
 
 
-def export_recipe(recipe: Recipe, path: Path, *, packed: bool = False) -> Export:
+def export_recipe(recipe: Recipe, path: Path, *, packed: bool = False, on_phase: Phases = quiet) -> Export:
     """Export the model that a recipe names.
 
     Args:
         recipe: The model, its weights, and data for an example batch.
         path: The file to write; its suffix names the format.
         packed: Whether a state dict is packed: one bit per weight, and the values that are not zero.
+        on_phase: Receives a text before each step that may take long.
 
     Returns:
         What was written.
     """
     check_export(path, packed)
-    prepared = prepare(recipe, prunes=False)
+    prepared = prepare(recipe, prunes=False, on_phase=on_phase)
+    on_phase(f"exporting and checking {path}")
     return _export(prepared, prepared.model, "model", path, packed)
 
 

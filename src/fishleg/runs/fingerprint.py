@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fishleg.runs.setup import Prepared
 from fishleg.runtime.batches import move_batch
@@ -40,8 +42,14 @@ def take_fingerprint(prepared: Prepared, training: Replayable | None) -> dict[st
         "calibration": digest(first),
         "training": None if training is None else digest(_first_batch(training)),
         "evaluation": digest(_first_batch(evaluation)),
-        "outputs": [float(f"{v:.6g}") for v in f.flatten()[:_OUTPUTS].double().tolist()],
+        # a logit of −inf is allowed and has no place in JSON
+        "outputs": [float(f"{v:.6g}") if math.isfinite(v) else str(v) for v in _first_values(f)],
     }
+
+
+def _first_values(f: Tensor) -> list[float]:
+    values: list[float] = f.flatten()[:_OUTPUTS].double().tolist()
+    return values
 
 
 def _first_batch(loader: Replayable) -> Any:
@@ -77,9 +85,14 @@ def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Ite
         )
 
 
-def _close(before: Any, now: list[float]) -> bool:
+def _close(before: Any, now: list[float | str]) -> bool:
     if not isinstance(before, list) or len(before) != len(now):
         return False
-    a, b = torch.tensor(before, dtype=torch.float64), torch.tensor(now, dtype=torch.float64)
-    same = (a == b) | ((a - b).abs() <= _TOLERANCE * a[a.isfinite()].abs().max().clamp(min=1e-12))
-    return bool((same | (a.isnan() & b.isnan())).all())
+    largest = max((abs(v) for v in before if isinstance(v, (int, float))), default=0.0)
+    return all(_same(a, b, _TOLERANCE * largest) for a, b in zip(before, now, strict=True))
+
+
+def _same(before: Any, now: float | str, tolerance: float) -> bool:
+    if isinstance(before, (int, float)) and isinstance(now, (int, float)):
+        return abs(before - now) <= tolerance
+    return bool(before == now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from fishleg.runs.directory import read_record
 from fishleg.runs.errors import ToolError
 from fishleg.runs.load import load_run
 from fishleg.runs.recipe import Recipe
-from fishleg.runs.setup import prepare
+from fishleg.runs.setup import Phases, Prepared, prepare, quiet
+from fishleg.runs.sources import no_exit
 from fishleg.runs.weights import load_weights
 
 
@@ -272,34 +274,46 @@ def _recipe_inside(path: Path) -> dict[str, Any]:
     return {"recipe": "\n" + metadata["recipe"]} if "recipe" in metadata else {}
 
 
-def evaluate_recipe(recipe: Recipe) -> dict[str, Any]:
+def evaluate_recipe(recipe: Recipe, *, on_phase: Phases = quiet) -> dict[str, Any]:
     """Evaluate the model that a recipe names.
 
     Args:
         recipe: The model and the data.
+        on_phase: Receives a text before each step that may take long.
 
     Returns:
         The metric by its name, and the loss if there are labels.
     """
-    prepared = prepare(recipe, prunes=False)
-    result = prepared.evaluator(prepared.model)
-    found = {prepared.evaluator.name: result.metric}
-    return (
-        found if result.loss is None or prepared.evaluator.name == "loss" else {**found, "loss": result.loss}
-    )
+    with no_exit():
+        prepared = prepare(recipe, prunes=False, on_phase=on_phase)
+        on_phase("evaluating the model")
+        return _evaluation(prepared)
 
 
-def evaluate_run(directory: Path, *, trust: bool = False) -> dict[str, Any]:
+def evaluate_run(
+    directory: Path,
+    *,
+    given: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    on_phase: Phases = quiet,
+) -> dict[str, Any]:
     """Evaluate the final model of a run. This runs the code that its recipe names.
 
     Args:
         directory: The directory of the run.
+        given: Options that replace those of the recipe, such as other data, by unique name.
         trust: Whether the recipe may name code that is neither below the current directory nor installed.
+        on_phase: Receives a text before each step that may take long.
 
     Returns:
         The metric by its name, and the loss if there are labels.
     """
-    prepared = load_run(directory, trust=trust)
-    result = prepared.evaluator(prepared.model)
-    found: dict[str, Any] = {prepared.evaluator.name: result.metric}
-    return found if result.loss is None else {**found, "loss": result.loss}
+    with no_exit():
+        prepared = load_run(directory, given, trust=trust, on_phase=on_phase)
+        on_phase("evaluating the model")
+        return _evaluation(prepared)
+
+
+def _evaluation(prepared: Prepared) -> dict[str, Any]:
+    name, result = prepared.evaluator.name, prepared.evaluator(prepared.model)
+    return {name: result.metric, **({} if result.loss is None else {"loss": result.loss})}

@@ -125,7 +125,7 @@ class Evaluator:
                     raise ToolError(f"{_place(place)}: {error}") from None
                 if not self.likelihood.finite(f):
                     raise NonFiniteOutputs(
-                        f"{_place(place)}: the model's outputs are not finite (NaN or Inf)"
+                        f"{_place(place)}: the model's outputs are not finite (NaN or Inf){why_not(batch)}"
                     )
                 if (y is not None) != self.labelled:
                     found = "has no labels, unlike" if self.labelled else "has labels, unlike"
@@ -159,10 +159,11 @@ class Evaluator:
         if total is not None and most is not None:
             total = min(total, most)
         for place, batch in enumerate(islice(self.loader, most), 1):
-            # a forward of the user's own may not use all that is in a batch
-            if self.forward is default_forward:
-                _check_finite(inputs_of(batch), place, "inputs")
-            _check_finite(targets_of(batch), place, "targets")
+            # a forward or a metric of the user's own may not use all that is in a batch
+            if self.forward is default_forward and has_nan(inputs_of(batch)):
+                raise ToolError(f"{_place(place)} holds NaN in its inputs")
+            if self.custom is None and has_nan(targets_of(batch)):
+                raise ToolError(f"{_place(place)} holds NaN in its targets")
             yield batch
             if self.on_batch is not None:
                 self.on_batch(place, total)
@@ -294,10 +295,36 @@ def _place(number: int) -> str:
     return f"batch {number} of the data to evaluate on"
 
 
-def _check_finite(values: Any, place: int, what: str) -> None:
-    def check(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ToolError(f"{_place(place)} holds NaN or Inf in its {what}")
+def has_nan(values: Any) -> bool:
+    """Tell whether a tensor of a batch holds NaN. Infinities may be meant, as −inf in a mask of attention.
+
+    Args:
+        values: A tensor, or any nested container of tensors.
+
+    Returns:
+        True if one of them does.
+    """
+    return _any_tensor(values, lambda tensor: bool(tensor.isnan().any()))
+
+
+def why_not(batch: Any) -> str:
+    """Return what a batch has to do with outputs that are not finite, for messages.
+
+    Args:
+        batch: The batch.
+
+    Returns:
+        A text such as "; the batch holds Inf", or the empty text.
+    """
+    return "; the batch holds Inf" if _any_tensor(batch, lambda tensor: bool(tensor.isinf().any())) else ""
+
+
+def _any_tensor(values: Any, holds: Callable[[torch.Tensor], bool]) -> bool:
+    found: list[bool] = []
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor.is_floating_point() and holds(tensor))
         return tensor
 
-    map_tensors(values, check)
+    map_tensors(values, look)
+    return any(found)

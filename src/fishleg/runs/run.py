@@ -33,6 +33,8 @@ from fishleg.runs.setup import Prepared, make_session
 from fishleg.runs.signals import StopRequest, capture_warnings
 from fishleg.runs.sources import no_exit
 from fishleg.runtime.batch_errors import error_text
+from fishleg.runtime.batchnorm import refresh_batchnorm, refreshable_norms
+from fishleg.runtime.models import copy_model
 from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
 from fishleg.runtime.replay import Replayable
 
@@ -74,6 +76,7 @@ class Run:
         self._saved_at = self._since = time.monotonic()
         self._phase, self._q_seen = "estimate", 0
         self._dense: Evaluation | None = None
+        self._refreshed: Evaluation | None = None
         check_trackers(options.tensorboard, options.wandb)
         self.training = self._training_loader()
         self._make_session()
@@ -143,7 +146,7 @@ class Run:
             with no_exit(), claimed(self.directory, new=self.fresh):
                 if self.fresh:  # before anything is written: data or a metric may be at fault
                     with capture_warnings(self.run_log.warn):
-                        self._dense = self._evaluate_dense()
+                        self._dense, self._refreshed = self._evaluate_dense(), self._evaluate_refreshed()
                 elif read_record(self.directory) != self._as_read:
                     raise ToolError(
                         f"another process has worked on {self.directory} since it was read: resume it again"
@@ -178,8 +181,12 @@ class Run:
         checkpoint.save(self.directory / DENSE, self.model.state_dict())
         write_atomically(self.directory / RECIPE, self.recipe.to_toml().encode())
         self.record["fingerprint"] = self.fingerprint
-        dense = self._dense or self._evaluate_dense()
+        dense, refreshed = self._dense, self._refreshed
+        if dense is None:  # killed before it was written down
+            dense, refreshed = self._evaluate_dense(), self._evaluate_refreshed()
         self.record |= describe_run(self.recipe, self.surgeon, self.evaluator, self.macs, dense)
+        if refreshed is not None:
+            self.record["refreshed"] = {"metric": refreshed.metric, "loss": refreshed.loss}
         self.run_log.status("running")
         if self.plan is None:
             with self.run_log.timed("estimate"):
@@ -188,7 +195,7 @@ class Run:
             "start", metric=dense.metric, loss=dense.loss, prunable=self.record["prunable"],
             stages=self.plan.stages, **self._metric_facts(),
         )  # fmt: skip
-        for message in run_warnings(self.recipe, self.surgeon, self.evaluator, self.macs, dense):
+        for message in run_warnings(self.recipe, self.surgeon, self.evaluator, self.macs, dense, refreshed):
             self.run_log.warn(message)
         self.accepted = self._save()
 
@@ -315,7 +322,7 @@ class Run:
         """Measure the stage and accept it, or go back."""
         assert self.plan is not None
         step, result = self.surgeon.history[-1], self._evaluate_stage()
-        drop = self.evaluator.drop(self.record["dense"]["metric"], result.metric)
+        drop = max(self.evaluator.drop(before["metric"], result.metric) for before in self._baselines())
         common = {"sparsity": step.sparsity, "metric": result.metric, "loss": result.loss}
         stage, stages = self.plan.done + 1, self.plan.stages
         if self.plan.result(step.target, drop):
@@ -443,6 +450,25 @@ class Run:
         """
         with seeded(self.recipe.run.seed):
             return self._evaluate()
+
+    def _evaluate_refreshed(self) -> Evaluation | None:
+        """Evaluate the dense model with refreshed statistics of BatchNorm, as every pruned model has them.
+
+        Returns:
+            Metric and loss; None where nothing is refreshed.
+        """
+        batches = self.recipe.pruning.batchnorm_batches
+        if not batches or not refreshable_norms(self.prepared.dense):
+            return None
+        model = copy_model(self.prepared.dense)
+        with seeded(self.recipe.run.seed):
+            refresh_batchnorm(model, self.calibration, batches, self.prepared.forward)
+            self.calibration.restart(passes=1)
+            return self.evaluator(model)
+
+    def _baselines(self) -> list[dict[str, Any]]:
+        """Return the evaluations of the dense model, without and with refreshed statistics of BatchNorm."""
+        return [self.record[name] for name in ("dense", "refreshed") if name in self.record]
 
     def _on_auxiliary_step(self, stats: AuxiliaryStats) -> None:
         if self.stop.requested:

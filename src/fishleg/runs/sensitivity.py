@@ -13,7 +13,8 @@ from fishleg.pruning import Surgeon, default_sparsity
 from fishleg.runs.budgets import check_reachable
 from fishleg.runs.errors import ToolError
 from fishleg.runs.recipe import Recipe
-from fishleg.runs.setup import make_session, prepare
+from fishleg.runs.setup import Phases, make_session, prepare, quiet
+from fishleg.runs.sources import no_exit
 
 _PICTURES = (".png", ".svg", ".pdf")
 _GRID = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -185,14 +186,18 @@ def sensitivity(surgeon: Surgeon, at: float = 0.9, grid: Sequence[float] = _GRID
     return Sensitivity(grid, curves, sizes, at)
 
 
-def analyse(recipe: Recipe) -> Sensitivity:
+def analyse(recipe: Recipe, *, on_phase: Phases = quiet) -> Sensitivity:
     """Predict the loss increase of every layer of the model that a recipe names.
 
     Args:
         recipe: The options. Without a sparsity, layers are compared at the default of the pattern.
+        on_phase: Receives a text before each step that may take long.
 
     Returns:
         The curves.
     """
-    surgeon = make_session(prepare(recipe)).surgeon
+    with no_exit():
+        surgeon = make_session(prepare(recipe, on_phase=on_phase)).surgeon
+        on_phase("estimating Q")
+        surgeon.update_inverse()
     return sensitivity(surgeon, recipe.schedule.sparsity or default_sparsity(surgeon.pattern))

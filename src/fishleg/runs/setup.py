@@ -16,7 +16,7 @@ from fishleg.inverse import AuxiliaryStats
 from fishleg.pruning import PruningSession
 from fishleg.runs import sources
 from fishleg.runs.errors import ToolError
-from fishleg.runs.metrics import Evaluator
+from fishleg.runs.metrics import Evaluator, has_nan, why_not
 from fishleg.runs.recipe import Recipe
 from fishleg.runs.weights import apply_weights, load_weights
 from fishleg.runtime.batches import Forward, default_forward, inputs_of, map_tensors, move_batch, targets_of
@@ -25,6 +25,18 @@ from fishleg.runtime.random_state import seeded
 from fishleg.runtime.replay import Replayable
 
 _UNNAMED_EVALUATION = 50  # batches of the calibration data, where no eval_data are named
+
+
+Phases = Callable[[str], None]
+"""Receives a text before each step that may take long."""
+
+
+def quiet(message: str) -> None:
+    """Show nothing.
+
+    Args:
+        message: What is being done.
+    """
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ def prepare(
     data: sources.Data | None = None,
     prunes: bool = True,
     dense: Mapping[str, Tensor] | None = None,
-    on_phase: Callable[[str], None] = lambda message: None,
+    on_phase: Phases = quiet,
 ) -> Prepared:
     """Build and check everything that a recipe names.
 
@@ -192,7 +204,7 @@ def _preflight(model: nn.Module, data: sources.Data, forward: Forward, likelihoo
                 inputs = inputs_of(batch) if forward is default_forward else batch
             except ValueError as error:
                 raise ToolError(f"{name}: {error} (on the command line: --forward net.py:call)") from None
-            _check_finite(inputs, name, "inputs")
+            _check_no_nan(inputs, name, "inputs")
             try:
                 with torch.no_grad(), evaluation_mode(model):
                     f = forward(model, move_batch(batch, device))
@@ -202,13 +214,14 @@ def _preflight(model: nn.Module, data: sources.Data, forward: Forward, likelihoo
                     f"{sources.describe_error(error)}"
                 ) from error
             y = targets_of(batch)
-            _check_finite(y, name, "targets")
+            _check_no_nan(y, name, "targets")
             try:
                 likelihood.check(f, None if y is None else y.to(device))
             except ValueError as error:
                 raise ToolError(f"{name}: {error}") from None
             if not likelihood.finite(f):
-                raise ToolError(f"{name}: the model's outputs on batch {count} are not finite (NaN or Inf)")
+                found = f"are not finite (NaN or Inf){why_not(batch)}"
+                raise ToolError(f"{name}: the model's outputs on batch {count} {found}")
         if not count:
             raise ToolError(f"{name}: the loader is empty, it yields no batch")
 
@@ -251,13 +264,9 @@ def as_device(name: str) -> torch.device:
     return device
 
 
-def _check_finite(values: Any, name: str, what: str) -> None:
-    def check(tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ToolError(f"{name}: the first batches hold NaN or Inf in their {what}")
-        return tensor
-
-    map_tensors(values, check)
+def _check_no_nan(values: Any, name: str, what: str) -> None:
+    if has_nan(values):
+        raise ToolError(f"{name}: the first batches hold NaN in their {what}")
 
 
 def _shapes(batch: Any) -> str:

@@ -19,10 +19,6 @@ from fishleg.runtime.tensors import NOT_FINITE, loading_problem
 from fishleg.shrinking.shrink import load_shrunk
 
 SHRUNK = "fishleg_shrunk"  # a key in a file's header: the state dict is that of a shrunk model
-_LARGEST_GROWTH = (
-    64  # bytes of tensors by byte of the file; a packed matrix of zeros in float64 has that many
-)
-_ALWAYS_ALLOWED = 2**24
 
 
 class WeightsError(SourceError):

@@ -69,7 +69,7 @@ def naming_the_batch(place: str) -> Iterator[None]:
     except LoaderError:
         raise
     except Exception as error:
-        if place in str(error):
+        if str(error).startswith(f"at {place}"):
             raise
         message, old = f"at {place}: {_described(error)}", error.args
         error.args = (message,)

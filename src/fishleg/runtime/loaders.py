@@ -34,6 +34,8 @@ def check_loader(loader: Any, name: str = "loader") -> None:
         )
     if hasattr(loader, "__next__"):
         raise ValueError(f"{name} is an iterator, which can be read once only: pass a DataLoader or a list")
+    if callable(loader) and not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise ValueError(f"{name} is a function or a class: pass what it returns, such as {name}()")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise ValueError(f"{name} must yield batches, got {type(loader).__name__}")
 

@@ -29,15 +29,6 @@ def world_size() -> int:
     return _number_from_environment("WORLD_SIZE", 1)
 
 
-def launched_by_torchrun() -> bool:
-    """Return whether a launcher such as torchrun has started this process; nothing is initialised.
-
-    Returns:
-        True if the launcher's environment variables, RANK and WORLD_SIZE, are set.
-    """
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def is_first_process() -> bool:
     """Return whether this is the only process, or the first of several: the one that reports.
 
@@ -168,22 +159,22 @@ def mean_over_processes(model: nn.Module, value: float) -> float:
     return float(total) / int(dist.get_world_size(_group(model)))
 
 
-def gather_numbers(model: nn.Module, number: int) -> list[int]:
-    """Return a whole number of every process that trains a model.
+def gather_numbers(model: nn.Module, *numbers: int) -> list[tuple[int, ...]]:
+    """Return whole numbers of every process that trains a model.
 
     Args:
         model: The model that the processes train.
-        number: The number of this process.
+        numbers: The numbers of this process.
 
     Returns:
-        The numbers by rank; only `number` without other processes.
+        The numbers by rank; only those of this process without others.
     """
     if not is_distributed(model):
-        return [number]
-    sent = torch.tensor([number], device=next(model.parameters()).device)
+        return [numbers]
+    sent = torch.tensor(numbers, device=next(model.parameters()).device)
     found = [torch.zeros_like(sent) for _ in range(dist.get_world_size(_group(model)))]
     dist.all_gather(found, sent, group=_group(model))
-    return [int(one) for one in found]
+    return [tuple(one) for one in torch.stack(found).tolist()]
 
 
 def check_equal_numbers(model: nn.Module, number: int, what: str, remedy: str) -> None:
@@ -198,7 +189,7 @@ def check_equal_numbers(model: nn.Module, number: int, what: str, remedy: str) -
     Raises:
         ValueError: The numbers differ. All processes raise it.
     """
-    numbers = gather_numbers(model, number)
+    numbers = [one for (one,) in gather_numbers(model, number)]
     if len(set(numbers)) > 1:
         raise ValueError(
             f"the processes differ in the number of {what}: {_by_rank(numbers)}. They would wait for each "
@@ -222,8 +213,7 @@ def agree_on_batch(model: nn.Module, name: str, drawn: int, error: Exception | N
         if error is not None:
             raise error
         return
-    drawn_by = gather_numbers(model, drawn)
-    failed = gather_numbers(model, int(error is not None))
+    drawn_by, failed = zip(*gather_numbers(model, drawn, int(error is not None)), strict=True)
     ranks = [str(rank) for rank, flag in enumerate(failed) if flag]
     if ranks:
         reason = "" if error is None else f" ({type(error).__name__}: {error})"

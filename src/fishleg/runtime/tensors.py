@@ -77,7 +77,7 @@ def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
         return None
     norms = torch._foreach_norm([tensor.detach() for tensor in tensors.values()])
     for name, finite in zip(tensors, torch.stack(list(norms)).isfinite().tolist(), strict=True):
-        if not finite:
+        if not finite and not bool(tensors[name].isfinite().all()):  # the norm of finite values may overflow
             return name
     return None
 

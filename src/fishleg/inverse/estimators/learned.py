@@ -13,8 +13,8 @@ from fishleg.inverse.operators import Operator
 from fishleg.options import AuxiliaryOptions
 from fishleg.options.pruning import DAMPING
 from fishleg.runtime.batches import batch_size
-from fishleg.runtime.loaders import sub_batches
-from fishleg.runtime.process_group import check_equal_numbers
+from fishleg.runtime.loaders import SubBatchStream, sub_batches
+from fishleg.runtime.process_group import agree_on_batch, check_equal_numbers
 
 GROUPS = 4  # independent samples h per batch of an estimate
 _LEAST_STEPS = 4
@@ -51,7 +51,7 @@ def learn_inverse(
     groups = chosen.groups or GROUPS
     batches = sub_batches(problem.loader, groups * options.sub_batch, LOADER)
     if learn:  # a batch of few examples holds fewer groups, and more batches are needed
-        groups = min(groups, batch_size(batches.peek()))
+        groups = min(groups, _size_of_first(problem, batches))
     steps = max(options.samples // groups, _LEAST_STEPS)
     if learn:
         check_equal_numbers(
@@ -77,6 +77,17 @@ def _build(problem: EstimationProblem) -> dict[str, Operator]:
     """Return the operators of a learned Q, without the learning that could refine it."""
     auxiliary = learn_inverse(problem, relative_damping=DAMPING, gamma=problem.gamma)
     return {layer.name: auxiliary.inverse.unmasked(layer.name) for layer in problem.layers}
+
+
+def _size_of_first(problem: EstimationProblem, batches: SubBatchStream) -> int:
+    """Return the number of examples in the first batch. If one process cannot draw it, all of them raise."""
+    size, error = 0, None
+    try:
+        size = batch_size(batches.peek())
+    except Exception as found:
+        error = found
+    agree_on_batch(problem.model, LOADER, int(error is None), error)
+    return size
 
 
 METHOD = Method(_build, learns=True)

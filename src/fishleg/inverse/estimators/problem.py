@@ -161,6 +161,7 @@ class EstimationProblem:
         diagonals = [mean_diagonal({name: h.unsqueeze(0) for name, h in one.items()}) for one in first]
         mean = sum(diagonals) / len(diagonals)
         if not mean > SMALLEST_DIAGONAL:
-            batch = next(self.pieces(1))
+            # not `pieces`, in which all processes take part: F may be zero in this one alone
+            batch = move_batch(next(sub_batches(self.loader, self.options.sub_batch, LOADER)), self.device)
             check_fisher_not_zero(mean, self.model, batch, self.likelihood, self.forward)
-        return relative_damping * sum(diagonals) / len(diagonals)
+        return relative_damping * sum(diagonals) / len(diagonals)  # in this order, for the last bits

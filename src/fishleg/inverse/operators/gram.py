@@ -56,9 +56,9 @@ class Gram(Operator):
         """Return Q[rows, columns] for flat indices of shapes that broadcast."""
         if not isinstance(self.factor, BlockFactor):
             return super().entries(rows, columns)
-        blocks, size = self.factor.gram_blocks(), self.factor.block
-        found = blocks[rows // size, rows % size, columns % size]
-        return found * (rows // size == columns // size)
+        S, size = self.factor.blocks(), self.factor.block  # [count, size, size]
+        left, right = S[rows // size, rows % size], S[columns // size, columns % size]
+        return (left * right).sum(-1) * (rows // size == columns // size)
 
     def set_scale_(self, scale: float) -> None:
         """Set Q = scale · I."""

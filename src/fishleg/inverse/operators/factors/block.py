@@ -43,7 +43,7 @@ class BlockFactor(Factor):
         padded = nn.functional.pad(X, (0, self.padding))
         return padded.reshape(*X.shape[:-1], self.count, self.block)
 
-    def _matrix(self) -> Tensor:
+    def blocks(self) -> Tensor:
         """Return the blocks with zeros in the rows and columns of the padding, [count, block, block]."""
         if self.padding == 0:
             return self.matrix
@@ -59,12 +59,12 @@ class BlockFactor(Factor):
 
     def gram_blocks(self) -> Tensor:
         """Return the blocks of S Sᵀ, [count, block, block]; zero in the padding."""
-        S = self._matrix()
+        S = self.blocks()
         return S @ S.mT
 
     def apply_function(self, X: Tensor, function: Callable[[Tensor], Tensor], transpose: bool) -> Tensor:
         """Return f(S) x or f(S)ᵀ x for each row x of X [..., dim]."""
-        S = function(self._matrix())
+        S = function(self.blocks())
         folded = self._fold(X)
         out: Tensor = torch.einsum("...ki,kij->...kj", folded, S if transpose else S.mT)
         return out.flatten(-2)[..., : self.dim]
@@ -81,7 +81,7 @@ class BlockFactor(Factor):
         """Return the blocks with the identity in the padding, where `_matrix` has zeros."""
         padding = torch.zeros(self.count * self.block, dtype=self.matrix.dtype, device=self.matrix.device)
         padding[self.dim :] = 1
-        return self._matrix() + torch.diag_embed(padding.view(self.count, self.block))
+        return self.blocks() + torch.diag_embed(padding.view(self.count, self.block))
 
     def _solve(self, blocks: Tensor, X: Tensor) -> Tensor:
         """Return the solutions, block by block: the whole matrix would be dim × dim."""
@@ -103,7 +103,7 @@ class BlockFactor(Factor):
 
     def noise_moment(self, variances: Tensor) -> Moment:
         """Return the projection of Sᵀ diag(variances) S."""
-        return (congruence(self._matrix(), self._fold(variances)),)
+        return (congruence(self.blocks(), self._fold(variances)),)
 
     def eye_(self) -> None:
         """Set S = I."""
