@@ -287,7 +287,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("eval net.py:make --run done", "--run done names the model: leave out net.py:make"),
         ("eval nosuch", "nosuch is neither the directory of a run nor a model"),
         ("eval done --weights good.safetensors", "leave out --weights"),
-        (f"{RUN} --max-flops 40", "max_flops must be a number >= 100 or a share, got '40'; for 40 % write 40%"),
+        (f"{RUN} --max-flops 40", "a number >= 100 or a share, got '40'; for 40 % write 40%"),
         ("compare net.py:make --data data.py:loader --method obert", "--method"),
         ("demo --out theirs", "demo.png is there, which the demo would overwrite"),
         (f"{COMPARE} --out theirs", "comparison.json is there, which a comparison would overwrite"),

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-from fishleg.formats import checkpoint
+from fishleg.formats.tensor_files import checksum
 
 Mutator = Callable[[bytes, random.Random], bytes]
 NUMBERS = (0, 1, 2, 3, 7, 8, 9, 64, 65, 255, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, -1, -8)
@@ -184,7 +184,7 @@ def with_checksum(data: bytes) -> bytes:
         tensors = {name: tensor for name, tensor in load(data).items() if name}
         header, body = split_safetensors(data)
         metadata = header["__metadata__"]
-        metadata["sha256"] = checkpoint._checksum(tensors, metadata["structure"])
+        metadata["sha256"] = checksum(tensors, metadata["structure"])
         return join_safetensors(header, body)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, RecursionError):
         return data

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fishleg.formats import checkpoint
 from fishleg.formats.packed import pack, unpack
-from fishleg.formats.tensor_files import to_bytes
+from fishleg.formats.tensor_files import checksum, to_bytes
 from fishleg.runs.inspection import inspect_path
 from fishleg.runs.recipe import load_recipe, make_recipe
 from fishleg.runs.weights import SHRUNK, apply_weights, load_weights
@@ -109,7 +109,7 @@ def checkpoint_bytes(state: Any) -> bytes:
     tensors: dict[str, Tensor] = {}
     structure = checkpoint.json.dumps(checkpoint._encode(state, tensors))
     metadata = {
-        "format": "fishleg-1", "structure": structure, "sha256": checkpoint._checksum(tensors, structure),
+        "format": "fishleg-1", "structure": structure, "sha256": checksum(tensors, structure),
     }  # fmt: skip
     return to_bytes(tensors or {"": torch.zeros(0)}, metadata)
 

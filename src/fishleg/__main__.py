@@ -11,10 +11,12 @@ def main() -> None:
     """
     try:
         from fishleg.cli.commands import main as command
+        from fishleg.cli.output import end_with_command
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
         sys.exit("the command line needs click, rich and safetensors: pip install 'fishleg[cli]'")
+    end_with_command()
     command(prog_name="fishleg")
 
 

@@ -13,7 +13,7 @@ import fishleg
 from fishleg import FineTuningOptions, PruningOptions, PruningSession, Surgeon, attach
 
 REASON = "zero everywhere from the beginning: not trained yet, or removed before"
-WARNING = "not pruned, because zero everywhere and not by this library: up.weight"
+WARNING = "not pruned, because zero everywhere from the beginning: up.weight"
 
 
 class Adapted(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 from safetensors import safe_open
 from small_runs import go
 
-from fishleg.runs.directory import SMALL
+from fishleg.runs.directory import MODEL, PACKED, SMALL
 from fishleg.runs.events import FileLog
 from fishleg.runs.inspection import inspect_path
 from fishleg.runs.macs import count_macs
@@ -73,7 +73,18 @@ def test_equal_runs_write_equal_files_wherever_they_are(tmp_path):
         assert first == second, name
     with safe_open(runs[0].directory / "small.safetensors", "pt") as file:
         metadata = file.metadata()
-    assert set(metadata) == {"fishleg_shrunk", "format", "recipe", "sparsity"}
+    assert set(metadata) == {"fishleg_sha256", "fishleg_shrunk", "format", "recipe", "sparsity"}
     assert "first" not in metadata["recipe"]
     (tmp_path / "inside.toml").write_text(metadata["recipe"])
     assert make_recipe(load_recipe(tmp_path / "inside.toml"), {"out": "first"}) == runs[0].recipe
+
+
+def test_a_damaged_model_is_detected_by_its_checksum(tmp_path):
+    run, _ = go(tmp_path, sparsity=0.5, stages=1, method="magnitude")
+    for name in (MODEL, PACKED):
+        path = run.directory / name
+        data = bytearray(path.read_bytes())
+        data[-20] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="its checksum does not match"):
+            load_weights(path)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import xml
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,28 @@ def test_progress_is_told_batch_by_batch():
 # -- user code that ends the process
 
 
+class Odd(BaseException):
+    """An exception that is no Exception."""
+
+
+@pytest.mark.parametrize("kind", [Odd, GeneratorExit, SystemExit])
+def test_whatever_user_code_raises_is_an_error_with_a_status(tmp_path, kind):
+    calls = 0
+
+    def score(model, loader):
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise kind("text")
+        return 1.0
+
+    run = runs.start(make_recipe(OPTIONS), model=make_model(), data=Data(batches()), base=tmp_path)
+    run.evaluator.custom = score
+    with pytest.raises(ToolError, match=f"the work was ended by {kind.__name__}: text"):
+        run.execute()
+    assert read_record(tmp_path / "run")["status"] == "failed"
+
+
 class Leaves:
     """A loader that calls sys.exit(0) at its n-th pass."""
 
@@ -234,7 +257,12 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
     """The current directory is one folder, and a run with its code is in another one."""
     for name in ("here", "theirs"):
         (tmp_path / name).mkdir()
-    (tmp_path / "theirs" / "net.py").write_text("from pathlib import Path\nPath('owned').touch()\n")
+    code = "from pathlib import Path\nPath('owned').touch()\n"
+    for name in ("net.py", "workload.py"):
+        (tmp_path / "theirs" / name).write_text(code)
+    (tmp_path / "theirs" / "package").mkdir()
+    (tmp_path / "theirs" / "package" / "net.py").write_text(code)
+    (tmp_path / "theirs" / "package" / "__init__.py").symlink_to(str(xml.__file__))  # of an installed package
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "theirs"
 
@@ -264,6 +292,8 @@ def foreign_run(folder: Path, **specs: str) -> Path:
         {"model": "workload:digits", "eval_data": "net.py:loader"},
         {"model": "workload:digits", "metric": "net.py:score"},
         {"model": "workload:digits", "forward": "net.py:call"},
+        {"model": "workload:digits", "data": "workload:loader"},
+        {"model": "package.net:make"},
     ],
 )
 def test_code_from_elsewhere_needs_trust(elsewhere, specs):
@@ -308,6 +338,78 @@ def test_files_beside_a_run_do_not_take_the_place_of_installed_modules(elsewhere
     assert sys.path == before
 
 
+def test_a_comparison_does_not_resume_code_from_elsewhere(elsewhere):
+    from fishleg.runs.compare import compare_methods
+
+    here = elsewhere.parent / "here"
+    (here / "net.py").write_text("")
+    recipe = make_recipe({**QUICK_RUN, "model": "net.py:make", "out": "comparison", "method": "magnitude"})
+    directory = here / "comparison" / "magnitude"
+    directory.mkdir(parents=True)
+    sections = recipe.replace(out=str(directory), compensation="none").sections()
+    record = {
+        "base": str(elsewhere),
+        "warnings": [],
+        "checkpoints": 0,
+        "recipe": sections,
+        "status": "failed",
+    }
+    (directory / RUN).write_text(json.dumps(record))
+    with pytest.raises(ToolError, match="neither below the current directory nor installed"):
+        compare_methods(recipe, ["magnitude"])
+    assert not (here / "owned").exists()
+
+
+# -- outputs that JSON cannot hold
+
+
+class MinusInfinity(nn.Module):
+    """A class that can never be: its logit is −inf."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.Tanh(), nn.Linear(12, 3))
+
+    def forward(self, x):
+        return torch.cat([self.inner(x), torch.full((len(x), 1), float("-inf"))], 1)
+
+
+def test_a_model_with_a_logit_of_minus_infinity_can_be_resumed(tmp_path):
+    directory = interrupt(tmp_path, MinusInfinity(), Data(batches()))
+    record = runs.resume(directory, model=MinusInfinity(), data=Data(batches())).execute()
+    assert record["status"] == "finished"
+    assert warnings_of(record) == []
+
+
+def test_a_slightly_different_activation_function_is_noticed(tmp_path):
+    def with_gelu(how: str) -> nn.Module:
+        model = make_model()
+        model[6] = nn.GELU(how)
+        return model
+
+    directory = interrupt(tmp_path, with_gelu("none"), Data(batches()))
+    record = runs.resume(directory, model=with_gelu("tanh"), data=Data(batches())).execute()
+    assert "the dense model's outputs on the first batch differ" in warnings_of(record)[0]
+
+
+# -- what the model itself is worth with refreshed statistics of BatchNorm
+
+
+def test_lagging_statistics_of_batchnorm_are_told_and_do_not_hide_a_drop(tmp_path):
+    model = make_model()
+    model[1].running_mean += 2.0
+    options = {**OPTIONS, "sparsities": None, "max_drop": "2%", "stages": 4, "batchnorm_batches": 3}
+    options.pop("sparsities")
+    run = runs.start(make_recipe(options), model=model, data=Data(batches(), None, batches()), base=tmp_path)
+    record = run.execute()
+    assert record["refreshed"]["metric"] > record["dense"]["metric"] + 0.05
+    assert record["refreshed"]["metric"] - record["sparse"]["metric"] <= 0.02 + 1e-9
+    told = [text for text in record["warnings"] if "the statistics lag behind the weights" in text]
+    assert len(told) == 1
+    assert "dense with refreshed BatchNorm statistics" in (tmp_path / "run/report.html").read_text()
+
+
 # -- checkpoints with a right checksum and a wrong content
 
 
@@ -331,6 +433,22 @@ def spoil_plan(state):
     state["plan"] = {"done": "two", "fraction": 3}
 
 
+def spoil_nan(state):
+    next(iter(state["model"].values())).view(-1)[0] = float("nan")
+
+
+def spoil_targets(state):
+    state["plan"]["targets"] = [0.3]
+
+
+def spoil_no_masks(state):
+    state["session"]["surgeon"]["masks"] = {}
+
+
+def spoil_times(state):
+    state["run_log"]["timing"] = {}
+
+
 def spoil_all(state):
     state.clear()
 
@@ -338,8 +456,9 @@ def spoil_all(state):
 @pytest.mark.parametrize(
     "spoil",
     [without("session"), without("plan"), without("random"), without("run_log"), spoil_weights, spoil_all,
-     spoil_plan, spoil_masks],
-    ids=["session", "plan", "random", "run_log", "weights", "all", "plan-values", "masks"],
+     spoil_plan, spoil_masks, spoil_nan, spoil_targets, spoil_no_masks, spoil_times],
+    ids=["session", "plan", "random", "run_log", "weights", "all", "plan-values", "masks", "nan", "targets",
+         "no-masks", "times"],
 )  # fmt: skip
 def test_a_checkpoint_with_a_wrong_content_falls_back_like_a_damaged_one(tmp_path, spoil):
     expected = make_model()

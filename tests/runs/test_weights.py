@@ -293,3 +293,17 @@ def test_messages_have_one_line_whatever_the_names(tmp_path, kind):
     with pytest.raises(SourceError, match=r"a\\nb\\x1b\[2J") as caught:
         apply_weights(network(), load_weights(write(tmp_path / "a", state, kind)), "a")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["archive", "old file"])
+def test_a_pickle_that_makes_a_huge_bytearray_is_refused_at_once(tmp_path, old):
+    class Bomb:
+        def __reduce__(self):
+            return bytearray, (2_000_000_000,)
+
+    path = tmp_path / "bomb.pt"
+    torch.save({"weight": torch.zeros(2), "bomb": Bomb()}, path, _use_new_zipfile_serialization=not old)
+    started = time.monotonic()
+    with pytest.raises(SourceError, match="its pickle makes a bytearray"):
+        load_weights(path)
+    assert time.monotonic() - started < 1

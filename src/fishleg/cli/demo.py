@@ -265,6 +265,7 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def _write(result: dict[str, Any], out: Path) -> None:
+    check_out(out)  # again: a minute has passed
     path = out / _RESULTS
     write_json(path, {"made_by": _MAKER, **result})
     _say(f"\nwrote {path}")

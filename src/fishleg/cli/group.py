@@ -34,6 +34,13 @@ trust_option = click.option(
 quiet_option = click.option("--quiet", is_flag=True, help="Show no progress, only warnings.")
 
 
+class _SafeFormatter(logging.Formatter):
+    """Escapes characters that could control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
 class CommandGroup(click.Group):
     """The group of all commands. Errors become one line and an exit code; --debug adds the traceback."""
 
@@ -51,14 +58,16 @@ class CommandGroup(click.Group):
             ClickException: An argument or a flag is wrong; click prints it.
             Abort: The user has ended the command.
         """
-        logging.basicConfig(format="warning: %(message)s", level=logging.WARNING)
+        handler = logging.StreamHandler()
+        handler.setFormatter(_SafeFormatter("warning: %(message)s"))
+        logging.basicConfig(handlers=[handler], level=logging.WARNING)
         try:
             _check_single_process()
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except (Interrupted, KeyboardInterrupt) as error:
-            click.echo(str(error) or "interrupted before anything was written", err=True)
+            say(str(error) or "interrupted before anything was written")
             ctx.exit(INTERRUPTED)
         except (Exception, SystemExit) as error:  # an exit of the user's code must not look like success
             if ctx.params.get("debug"):

@@ -11,8 +11,16 @@ from typing import Any, TextIO
 import click
 
 from fishleg.options.text import printable
+from fishleg.runs.errors import ToolError
 
 _results: list[TextIO] = []
+_ends_with_command = False  # whether the process ends with the command
+
+
+def end_with_command() -> None:
+    """Leave standard output as it is after a command: functions that run at exit may print, too."""
+    global _ends_with_command
+    _ends_with_command = True
 
 
 def show(text: str) -> None:
@@ -63,7 +71,8 @@ def _moved_aside() -> Iterator[TextIO]:
         with contextlib.suppress(BrokenPipeError):
             stream.close()
         sys.stdout.flush()
-        os.dup2(kept, 1)
+        if not _ends_with_command:
+            os.dup2(kept, 1)
         os.close(kept)
 
 
@@ -78,6 +87,17 @@ class ResultsCommand(click.Command):
 
         Returns:
             What the command returns.
+
+        Raises:
+            ToolError: Something has ended the command as if it had succeeded.
+            Exit: The command has ended with another exit code.
         """
         with results_only():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except click.exceptions.Exit as error:
+                if error.exit_code == 0:  # of the user's code, which may use click itself
+                    raise ToolError(
+                        "the work was ended by click.exceptions.Exit(0), without a result"
+                    ) from error
+                raise

@@ -12,7 +12,7 @@ import click
 
 from fishleg.cli.display import WarningsOnly, make_display
 from fishleg.cli.flags import Sections, recipe_options
-from fishleg.cli.group import json_option, quiet_option, recipe_of, recipe_option, trust_option
+from fishleg.cli.group import json_option, quiet_option, recipe_of, recipe_option, say, trust_option
 from fishleg.cli.output import ResultsCommand, show
 from fishleg.formats.results import to_json
 from fishleg.runs.directory import check_unused
@@ -148,7 +148,7 @@ def _show_next_steps(record: dict[str, Any], directory: Path) -> None:
     commands = [(title, code) for title, code in steps if code.startswith("fishleg ")]
     width = max(len(code) for _, code in commands)
     lines = [f"  {code:<{width}}   # {title[0].lower()}{title[1:]}" for title, code in commands]
-    click.echo("\n".join(["what next (the report has more):", *lines]), err=True)
+    say("\n".join(["what next (the report has more):", *lines]))
 
 
 @click.command(
@@ -183,5 +183,5 @@ def _display_of(method: str) -> Listener:
     Returns:
         A display of its run.
     """
-    click.echo(f"-- {method}", err=True)
+    say(f"-- {method}")
     return make_display()

@@ -7,7 +7,6 @@ detected by its checksum; the checkpoint before it is used then, with a warning.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -20,8 +19,7 @@ import torch
 from torch import Tensor
 
 from fishleg.formats.files import remove_leftovers, write_atomically
-from fishleg.formats.tensor_files import read_tensors, to_bytes
-from fishleg.runtime.tensors import tensor_bytes
+from fishleg.formats.tensor_files import checksum, read_tensors, to_bytes
 
 logger = logging.getLogger(__name__)
 _FORMAT = "fishleg-1"  # the version of the file format
@@ -48,7 +46,7 @@ def save(path: Path, state: Any, *, new: bool = False) -> None:
     """
     tensors: dict[str, Tensor] = {}
     structure = json.dumps(_encode(state, tensors))
-    metadata = {"format": _FORMAT, "structure": structure, "sha256": _checksum(tensors, structure)}
+    metadata = {"format": _FORMAT, "structure": structure, "sha256": checksum(tensors, structure)}
     try:
         write_atomically(path, to_bytes(tensors or {"": torch.zeros(0)}, metadata), new=new)
     except OSError as error:
@@ -76,25 +74,13 @@ def load(path: Path) -> Any:
     tensors.pop("", None)
     if metadata.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a fishleg checkpoint (format {metadata.get('format')!r})")
-    if _checksum(tensors, metadata.get("structure", "")) != metadata.get("sha256"):
+    if checksum(tensors, metadata.get("structure", "")) != metadata.get("sha256"):
         raise CheckpointError(f"{path} is damaged: its checksum does not match")
     try:
         return _decode(json.loads(metadata["structure"]), tensors)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         raise CheckpointError(f"{path} holds no state that this version can read: {reason}") from error
-
-
-def names(count: int) -> list[str]:
-    """Return the names of the first checkpoints of a store.
-
-    Args:
-        count: How many.
-
-    Returns:
-        The names, in order.
-    """
-    return [f"{number:06d}{SUFFIX}" for number in range(count)]
 
 
 class Store:
@@ -105,20 +91,20 @@ class Store:
     Args:
         directory: The directory; it is created when the first checkpoint is saved.
         keep: How many checkpoints are kept.
-        owned: The names of checkpoints that belong to the run already; they need not exist any more.
-            Default: every checkpoint in the directory.
+        written: How many checkpoints the run has written so far, with the numbers below this one; others in
+            the directory are not its own. Default: every checkpoint in the directory is.
 
     Raises:
-        ValueError: If `keep` is less than 1, or an owned name is not that of a checkpoint.
+        ValueError: If `keep` is less than 1.
     """
 
-    def __init__(self, directory: Path, keep: int = 3, owned: Iterable[str] | None = None) -> None:
+    def __init__(self, directory: Path, keep: int = 3, written: int | None = None) -> None:
         if keep < 1:
             raise ValueError(f"keep must be >= 1, got {keep}")
         self.directory, self.keep = directory, keep
-        if owned is None:
-            owned = [p.name for p in directory.glob(f"*{SUFFIX}") if _NUMBERED.fullmatch(p.name)]
-        self.owned: list[str] = sorted(set(owned), key=_number)
+        found = (path.name for path in directory.glob(f"*{SUFFIX}") if _NUMBERED.fullmatch(path.name))
+        self.owned = sorted((n for n in found if written is None or _number(n) < written), key=_number)
+        self._written = written or 0
 
     def paths(self) -> list[Path]:
         """Return the files of all checkpoints of the run, oldest first.
@@ -140,7 +126,18 @@ class Store:
     @property
     def next_number(self) -> int:
         """The number of the next checkpoint."""
-        return max(map(_number, self.owned), default=-1) + 1
+        return max(self._written, max(map(_number, self.owned), default=-1) + 1)
+
+    def check_next(self) -> None:
+        """Check that the name of the next checkpoint is free.
+
+        Raises:
+            CheckpointError: There is something of that name, which is not of this run.
+        """
+        if os.path.lexists(self.next_path()):
+            raise CheckpointError(
+                f"{self.next_path()} exists and was not written by this run: move it elsewhere"
+            )
 
     def save(self, state: Any, *, protect: Path | None = None) -> Path:
         """Write the next checkpoint, then delete old ones and incomplete files of the run.
@@ -155,9 +152,8 @@ class Store:
         Raises:
             CheckpointError: If the file cannot be written, or exists and does not belong to the run.
         """
+        self.check_next()
         path, before = self.next_path(), self.paths()
-        if os.path.lexists(path):
-            raise CheckpointError(f"{path} exists and was not written by this run: move it elsewhere")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             save(path, state, new=True)
@@ -165,6 +161,7 @@ class Store:
             last = f"; the last complete checkpoint is {before[-1]}" if before else ""
             raise CheckpointError(f"{error}{last}") from error
         self.owned.append(path.name)
+        self._written = _number(path.name) + 1
         remove_leftovers(self.directory / name for name in self.owned)
         self._delete(self.paths()[: -self.keep], protect)
         return path
@@ -263,13 +260,3 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 def _is_pair(item: Any) -> bool:
     return isinstance(item, list) and len(item) == 2
-
-
-def _checksum(tensors: dict[str, Tensor], structure: str) -> str:
-    """Return the SHA-256 of the structure and of all tensors."""
-    sha256 = hashlib.sha256(structure.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        sha256.update(tensor_bytes(tensor))
-    return sha256.hexdigest()

@@ -70,11 +70,12 @@ class Comparison:
             )
         return "\n".join(lines)
 
-    def draw(self, path: Path) -> bool:
+    def draw(self, path: Path, *, new: bool = False) -> bool:
         """Draw the metric against the sparsity.
 
         Args:
             path: The file to write; its ending gives the format.
+            new: Whether the file must not exist yet.
 
         Returns:
             Whether it was drawn; False if matplotlib is not installed.
@@ -97,7 +98,7 @@ class Comparison:
         axis.set_title(f"{first['name']}, {first['mode']}")
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
-        write_figure(path, figure)
+        write_figure(path, figure, new=new)
         return True
 
 
@@ -149,6 +150,8 @@ def compare_methods(
     """
     base = base or Path.cwd()
     recipes = _recipes(recipe, methods, base)
+    out = (base / recipe.run.out).resolve()
+    new = {name: not (out / name).exists() for name in (_TABLE, _PICTURE)}  # then nothing may come in between
     records, curves = {}, {}
     for method, this in recipes.items():
         directory = Path(this.run.out)
@@ -156,9 +159,14 @@ def compare_methods(
         events = read_events(directory / LOG)
         curves[method] = [(e["sparsity"], e["metric"]) for e in events if e["event"] == "stage"]
     result = Comparison(records, curves)
-    out = (base / recipe.run.out).resolve()
-    write_json(out / _TABLE, {"made_by": _MAKER, "methods": result.as_dict()})
-    result.draw(out / _PICTURE)
+    try:
+        write_json(out / _TABLE, {"made_by": _MAKER, "methods": result.as_dict()}, new=new[_TABLE])
+        result.draw(out / _PICTURE, new=new[_PICTURE])
+    except FileExistsError as error:
+        raise ToolError(
+            f"{error.filename} has appeared meanwhile and is not written over: move it away, and give the "
+            "command again"
+        ) from None
     return result
 
 

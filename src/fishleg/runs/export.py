@@ -195,7 +195,7 @@ def _to_safetensors(state: Mapping[str, Tensor], packed: bool, shrunk: bool) -> 
 
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
     header = {"format": "pt", **({SHRUNK: "yes"} if shrunk else {})}
-    data = to_bytes(pack(plain) if packed else plain, header)
+    data = to_bytes(pack(plain) if packed else plain, header, with_checksum=True)
     again = unpack(load(data))
     for name, value in plain.items():
         if name not in again or again[name].dtype != value.dtype or not torch.equal(again[name], value):

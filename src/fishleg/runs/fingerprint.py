@@ -15,8 +15,8 @@ from fishleg.runtime.modes import evaluation_mode
 from fishleg.runtime.replay import Replayable
 from fishleg.runtime.tensors import digest
 
-_OUTPUTS = 64  # how many outputs of the dense model are kept
-_TOLERANCE = 1e-3  # relative to the largest output: threads and machines change the last bits only
+_OUTPUTS = 256  # how many outputs of the dense model are kept, evenly spread
+_ROUNDING = 256  # in units of the outputs' precision: threads and machines change the last bits only
 
 
 @torch.no_grad()
@@ -43,12 +43,14 @@ def take_fingerprint(prepared: Prepared, training: Replayable | None) -> dict[st
         "training": None if training is None else digest(_first_batch(training)),
         "evaluation": digest(_first_batch(evaluation)),
         # a logit of −inf is allowed and has no place in JSON
-        "outputs": [float(f"{v:.6g}") if math.isfinite(v) else str(v) for v in _first_values(f)],
+        "outputs": [float(f"{v:.9g}") if math.isfinite(v) else str(v) for v in _some_values(f)],
+        "precision": torch.finfo(f.dtype).eps,
     }
 
 
-def _first_values(f: Tensor) -> list[float]:
-    values: list[float] = f.flatten()[:_OUTPUTS].double().tolist()
+def _some_values(f: Tensor) -> list[float]:
+    step = max(1, f.numel() // _OUTPUTS)
+    values: list[float] = f.flatten()[::step][:_OUTPUTS].double().tolist()
     return values
 
 
@@ -78,18 +80,20 @@ def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Ite
                 f"the first batch of the {name} data differs from that at the beginning of the run: the data "
                 f"have changed, or the loader has randomness that cannot be seeded. {end}"
             )
-    if before.get("calibration") == now["calibration"] and not _close(before.get("outputs"), now["outputs"]):
+    if before.get("calibration") == now["calibration"] and not _close(
+        before.get("outputs"), now["outputs"], _ROUNDING * now["precision"]
+    ):
         yield (
             "the dense model's outputs on the first batch differ from those at the beginning of the run: the "
             f"code of the model (or of forward) has changed. {end}"
         )
 
 
-def _close(before: Any, now: list[float | str]) -> bool:
+def _close(before: Any, now: list[float | str], tolerance: float) -> bool:
     if not isinstance(before, list) or len(before) != len(now):
         return False
     largest = max((abs(v) for v in before if isinstance(v, (int, float))), default=0.0)
-    return all(_same(a, b, _TOLERANCE * largest) for a, b in zip(before, now, strict=True))
+    return all(_same(a, b, tolerance * largest) for a, b in zip(before, now, strict=True))
 
 
 def _same(before: Any, now: float | str, tolerance: float) -> bool:

@@ -14,7 +14,7 @@ from fishleg.formats import checkpoint
 from fishleg.formats.packed import pack
 from fishleg.options.text import printable
 from fishleg.pruning.patterns import NM, Blocks, Rows, as_pattern
-from fishleg.runs.directory import read_record
+from fishleg.runs.directory import CHECKPOINTS, MODEL, PACKED, RUN, read_record
 from fishleg.runs.errors import ToolError
 from fishleg.runs.load import load_run
 from fishleg.runs.recipe import Recipe
@@ -125,11 +125,11 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
         as_pattern(pattern)
     if path.is_dir():
         made, prunable = _how_made(path), _prunable(path)
-        final = path / "model.safetensors"
+        final = path / MODEL
         if final.is_file():
             path = final
         else:
-            latest = checkpoint.Store(path / "checkpoints", owned=None).latest()
+            latest = checkpoint.Store(path / CHECKPOINTS).latest()
             if latest is None:
                 raise ToolError(f"there is no model and no checkpoint in {path}")
             path = latest[0]
@@ -158,8 +158,8 @@ def inspect_path(path: Path, pattern: str | None = None) -> Inspection:
     pruned = [t for t in tensors if t.name in (prunable or zeroed)]
     sparsity_of = "prunable matrices" if prunable else "matrices that have zeros"
     zeros, total = sum(t.sparsity * t.size for t in pruned), sum(t.size for t in pruned)
-    beside = path.with_name("packed.safetensors")  # of a run; it also holds the recipe
-    if path.name in ("model.safetensors", beside.name) and beside.is_file():
+    beside = path.with_name(PACKED)  # of a run; it also holds the recipe
+    if path.name in (MODEL, beside.name) and beside.is_file():
         packed = beside.stat().st_size
     else:
         try:
@@ -227,7 +227,7 @@ def _holds(tensor: Tensor, pattern: str) -> bool:
 
 
 def _how_made(directory: Path) -> dict[str, Any]:
-    if not (directory / "run.json").is_file():
+    if not (directory / RUN).is_file():
         return {}
     record = read_record(directory)
     keys = ("status", "name", "method", "mode", "pattern", "sparsity", "started", "command")
@@ -240,7 +240,7 @@ def _prunable(directory: Path) -> set[str]:
     Raises:
         ToolError: Its record cannot be read.
     """
-    if not (directory / "run.json").is_file():
+    if not (directory / RUN).is_file():
         return set()
     layers = read_record(directory).get("layers", [])
     try:

@@ -15,7 +15,7 @@ from fishleg.runs.errors import ToolError
 from fishleg.runs.events import Event, FileLog, Listener, TensorBoard, WeightsAndBiases
 from fishleg.runs.recipe import Recipe
 
-_TIMED = ("estimate", "prune", "train", "evaluate", "checkpoint")
+TIMED = ("estimate", "prune", "train", "evaluate", "checkpoint")
 
 
 class RunLog:
@@ -37,7 +37,7 @@ class RunLog:
         self.displays = list(listeners)
         self.log: FileLog | None = None
         self._owns_record = False  # only then may run.json be replaced
-        self.timing = dict.fromkeys(_TIMED, 0.0)
+        self.timing = dict.fromkeys(TIMED, 0.0)
         self._seconds, self._since = 0.0, time.monotonic()
 
     def open(self, recipe: Recipe, *, new: bool) -> None:

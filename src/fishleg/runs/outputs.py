@@ -123,7 +123,7 @@ def _unique(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _write(path: Path, tensors: dict[str, Tensor], facts: Mapping[str, str]) -> None:
     try:
-        write_atomically(path, to_bytes(tensors, {"format": "pt", **facts}))
+        write_atomically(path, to_bytes(tensors, {"format": "pt", **facts}, with_checksum=True))
     except OSError as error:
         raise ToolError(f"cannot write {path}: {error.strerror or error}") from error
 

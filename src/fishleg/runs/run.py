@@ -28,6 +28,7 @@ from fishleg.runs.macs import count_macs
 from fishleg.runs.metrics import Evaluation, NonFiniteOutputs
 from fishleg.runs.outputs import write_results
 from fishleg.runs.plan import Plan
+from fishleg.runs.run_state import check_history, check_state
 from fishleg.runs.run_warnings import run_warnings
 from fishleg.runs.setup import Prepared, make_session
 from fishleg.runs.signals import StopRequest, capture_warnings
@@ -69,8 +70,7 @@ class Run:
         self.record: dict[str, Any] = record or first_record(prepared, command)
         self._as_read = None if record is None else copy.deepcopy(record)
         self.run_log = RunLog(directory, self.record, listeners)
-        written = self.record.get("checkpoints", 0)
-        self.store = checkpoint.Store(directory / CHECKPOINTS, options.keep, checkpoint.names(written))
+        self.store = checkpoint.Store(directory / CHECKPOINTS, options.keep, self.record["checkpoints"])
         self.accepted: Path | None = None  # the checkpoint to go back to in a search
         self.stop = StopRequest()
         self._saved_at = self._since = time.monotonic()
@@ -173,7 +173,7 @@ class Run:
         except (Interrupted, KeyboardInterrupt):
             self.run_log.status("interrupted")
             raise Interrupted(self._how_to_go_on()) from None
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # user code can raise anything
             self.run_log.status("failed", f"{type(error).__name__}: {error}")
             raise
 
@@ -392,6 +392,7 @@ class Run:
         Returns:
             Its path.
         """
+        self.store.check_next()
         self.record["checkpoints"] = self.store.next_number + 1
         self.run_log.status("running")  # first the claim to the name, then the file
         with self.run_log.timed("checkpoint"):
@@ -401,6 +402,7 @@ class Run:
         return path
 
     def _load(self, state: dict[str, Any]) -> None:
+        check_state(state, self.recipe, self.plan)
         self.model.load_state_dict(state["model"])
         self.session.load_state_dict(state["session"])
         if self.session.fine_tuner is not None and self.training is not None:
@@ -414,6 +416,7 @@ class Run:
             self.accepted = self.store.directory / state["accepted"]
         if state["sparse"] is not None:
             self.record["sparse"] = state["sparse"]
+        check_history(self.surgeon)
         set_random_state(state["random"])
 
     # -- what the outside sees

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 import traceback
@@ -90,18 +91,29 @@ def untrusted_code(specs: Mapping[str, str | None], base: Path) -> str | None:
     here = Path.cwd().resolve()
     for option, spec in specs.items():
         place = (spec or "").rpartition(":")[0]
-        if not place or place == "workload":
+        if not place or (place == "workload" and option == "model"):
             continue
         if place.endswith(".py"):
-            code = (base / place).resolve()
+            parts = [base / place]
         else:
             found = PathFinder.find_spec(place.split(".")[0], [str(base)])
             if found is None:  # it comes from Python's own search path, which is the user's
                 continue
-            code = Path(found.origin or base / place).resolve()
-        if not any(folder in code.parents for folder in (here, *_LIBRARIES)):
-            return f"{option} = {spec!r}, which is {code}"
+            parts = [*_files_of_module(place, base), Path(found.origin or base)]
+        for part in (part.resolve() for part in parts if os.path.lexists(part)):  # where links lead to
+            if not any(folder in (part, *part.parents) for folder in (here, *_LIBRARIES)):
+                return f"{option} = {spec!r}, which is {part}"
     return None
+
+
+def _files_of_module(place: str, base: Path) -> list[Path]:
+    """Return where the packages of a dotted name and the module itself may be below a directory."""
+    found: list[Path] = []
+    folder = base
+    for name in place.split("."):
+        found += [folder / f"{name}.py", folder / name, folder / name / "__init__.py"]
+        folder = folder / name
+    return found
 
 
 def _from_file(path: Path, what: str) -> Any:
@@ -176,11 +188,14 @@ def no_exit() -> Iterator[None]:
         Nothing.
 
     Raises:
-        SourceError: The code has called `sys.exit`.
+        SourceError: The code has called `sys.exit`, or raised what is no Exception.
+        KeyboardInterrupt: The user has ended the process.
     """
     try:
         yield
-    except SystemExit as error:
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit, GeneratorExit, or one of the user's own
         raise SourceError(f"the work was ended by {describe_error(error)}") from error
 
 

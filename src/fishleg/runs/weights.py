@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickletools
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from fishleg.runs.sources import SourceError
 from fishleg.runtime.tensors import NOT_FINITE, loading_problem
 from fishleg.shrinking.shrink import load_shrunk
 
+_PICKLES_OF_OLD_FILES = 5
 SHRUNK = "fishleg_shrunk"  # a key in a file's header: the state dict is that of a shrunk model
 
 
@@ -93,8 +95,10 @@ def _check_archive(path: Path) -> None:
     Raises:
         _ArchiveError: An entry is compressed, or the entries are larger than the file.
     """
-    if not zipfile.is_zipfile(path):
-        return  # of an old version of torch; its content cannot be larger than the file
+    if not zipfile.is_zipfile(path):  # of an old version of torch: several pickles, then raw values
+        with open(path, "rb") as file:
+            _check_pickles(file, _PICKLES_OF_OLD_FILES)
+        return
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
     compressed = next((e for e in entries if e.compress_type != zipfile.ZIP_STORED), None)
@@ -103,6 +107,34 @@ def _check_archive(path: Path) -> None:
     unpacked, size = sum(max(e.file_size, e.compress_size) for e in entries), path.stat().st_size
     if unpacked > size:
         raise _ArchiveError(f"its entries claim {unpacked:,} bytes, the file has {size:,}")
+    with zipfile.ZipFile(path) as archive:
+        for entry in (e for e in entries if e.filename.endswith(".pkl")):
+            with archive.open(entry) as file:
+                _check_pickles(file, 1)
+
+
+def _check_pickles(file: IO[bytes], count: int) -> None:
+    """Check that pickles make no `bytearray`, which a few bytes can make as large as they like.
+
+    torch allows it, and its own files have none. What is no pickle is left to torch, which refuses it.
+
+    Raises:
+        _ArchiveError: One does.
+    """
+    for _ in range(count):
+        texts: list[str] = []
+        try:
+            for operation, argument, _ in pickletools.genops(file):
+                if operation.name in ("GLOBAL", "INST"):
+                    texts.append(str(argument).split(" ")[-1])
+                elif operation.name in ("SHORT_BINUNICODE", "BINUNICODE", "UNICODE", "BINUNICODE8"):
+                    texts.append(str(argument))
+                elif operation.name in ("BYTEARRAY8",):
+                    texts.append("bytearray")
+        except Exception:  # not a pickle: torch says so
+            pass
+        if "bytearray" in texts:
+            raise _ArchiveError("its pickle makes a bytearray, which a state dict does not hold")
 
 
 def _check_tensors(state: dict[Any, Any], path: Path) -> None:
