@@ -26,11 +26,11 @@ _PRUNE_HELP = """Prune MODEL and write a sparse checkpoint and a report.
 
 \b
 Remove 90 % of the weights:
-  fishleg prune net.py:make --weights net.pt --data data.py:loader -s 0.9
+  fishleg prune net.py:make --weights net.pt --data data.py:loader -s 90%
 Keep 2 of every 4 weights:
   fishleg prune net.py:make --data data.py:loader --pattern 2:4
-Remove 30 % of the output channels, for a smaller and faster model:
-  fishleg prune net.py:make --data data.py:loader -s 0.3 --pattern rows
+Remove 30 % of the output channels, for a smaller and faster model, and train in between:
+  fishleg prune net.py:make --data data.py:loader -s 30% --pattern rows --mode gradual --epochs 1
 Train for two epochs after each pruning step:
   fishleg prune net.py:make --data data.py:loader -s 0.95 --mode gradual --epochs 2
 Remove as much as possible, and lose at most 0.5 % accuracy:
