@@ -87,6 +87,52 @@ def kronecker_factors(
     return {name: (sides[0] / count, sides[1] / count) for name, sides in totals.items()}
 
 
+@torch.no_grad()
+def input_factors(
+    model: nn.Module,
+    layers: list[Layer],
+    batches: Iterable[Any],
+    *,
+    forward: Forward = default_forward,
+    batch_statistics: bool = False,
+) -> dict[str, Tensor]:
+    """Compute the input side E[aaᵀ] of each layer alone, which needs no backward pass and no likelihood.
+
+    ½ tr(ΔW A ΔWᵀ), with A = E[aaᵀ], is half the mean squared change of the layer's outputs under a change ΔW
+    of its weights: the loss of layer-wise methods such as Wanda and SparseGPT. Every position counts, also
+    one whose label is ignored.
+
+    Args:
+        model: The model.
+        layers: The layers of the model, as `find_layers` returns them.
+        batches: Batches of any format, on the model's device.
+        forward: `forward(model, batch) -> outputs`.
+        batch_statistics: Whether each BatchNorm in training mode normalises by the batch.
+
+    Returns:
+        By layer name, the input side [n_in (+1), n_in (+1)], summed over positions, a mean over examples.
+        Layers that `kronecker_factors` does not support are left out.
+    """
+    matrices = {layer.name: layer for layer in layers if layer.is_matrix}
+    modules = _supported_modules(model, matrices.values())
+    totals: dict[str, Tensor] = {}
+    examples = 0
+    with _recorded_calls(modules) as calls:
+        for number, batch in enumerate(batches, 1):
+            with naming_the_batch(getattr(batches, "place", f"batch {number}")):
+                by_batch = batch_statistics and can_use_batch_statistics(model, batch)
+                with eager_mode(), evaluation_mode(model, batch_statistics=by_batch):
+                    calls.clear()
+                    examples += len(forward(model, batch))
+                for name, pairs in calls.items():
+                    rows = [_as_rows(modules[name][0], a, output, None)[0] for a, output in pairs]
+                    a = _with_ones(torch.cat(rows), matrices[name].bias is not None)
+                    side = a.mT @ a
+                    check_finite({f"the inputs of {name}": side})
+                    totals[name] = side if name not in totals else totals[name].add_(side)
+    return {name: side / examples for name, side in totals.items()}
+
+
 def _supported_modules(model: nn.Module, layers: Iterable[Layer]) -> dict[str, list[nn.Module]]:
     """Return the modules that use each layer's weight, for layers whose modules are all supported."""
     found: dict[str, list[nn.Module]] = {}
@@ -174,6 +220,10 @@ def _second_moments(rows: list[tuple[Tensor, Tensor]], bias: bool, examples: int
     If a module is called several times, the positions of all calls are used.
     """
     a, g = (torch.cat(parts) for parts in zip(*rows, strict=True))
-    if bias:
-        a = torch.cat([a, torch.ones_like(a[:, :1])], dim=1)
+    a = _with_ones(a, bias)
     return [g.mT @ g / len(g), a.mT @ a / examples]
+
+
+def _with_ones(a: Tensor, bias: bool) -> Tensor:
+    """Return inputs with a last column of ones where the layer has a bias."""
+    return torch.cat([a, torch.ones_like(a[:, :1])], dim=1) if bias else a
