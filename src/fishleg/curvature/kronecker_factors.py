@@ -96,9 +96,66 @@ def _check_sides(found: Mapping[str, list[Tensor]], layers: Mapping[str, Layer])
         ValueError: They are not.
     """
     check_finite({layers[name].weight: sides[0] for name, sides in found.items()})
-    bad = first_non_finite({name: sides[1] for name, sides in found.items()})
+    _check_inputs({name: sides[1] for name, sides in found.items()})
+
+
+def _check_inputs(sides: Mapping[str, Tensor]) -> None:
+    """Check that the second moments of all layers' inputs are finite.
+
+    Raises:
+        ValueError: They are not.
+    """
+    bad = first_non_finite(sides)
     if bad is not None:
         raise ValueError(f"the inputs of {bad!r} hold NaN or Inf, or their squares overflow")
+
+
+@torch.no_grad()
+def input_factors(
+    model: nn.Module,
+    layers: list[Layer],
+    batches: Iterable[Any],
+    *,
+    forward: Forward = default_forward,
+    batch_statistics: bool = False,
+) -> dict[str, Tensor]:
+    """Compute the input side E[aaᵀ] of each layer alone, which needs no backward pass and no likelihood.
+
+    ½ tr(ΔW A ΔWᵀ), with A = E[aaᵀ], is half the mean squared change of the layer's outputs under a change ΔW
+    of its weights: the loss of layer-wise methods such as Wanda and SparseGPT. Every position counts, also
+    one whose label is ignored.
+
+    Args:
+        model: The model.
+        layers: The layers of the model, as `find_layers` returns them.
+        batches: Batches of any format, on the model's device.
+        forward: `forward(model, batch) -> outputs`.
+        batch_statistics: Whether each BatchNorm in training mode normalises by the batch.
+
+    Returns:
+        By layer name, the input side [n_in (+1), n_in (+1)], summed over positions, a mean over examples.
+        Layers that `kronecker_factors` does not support are left out.
+    """
+    matrices = {layer.name: layer for layer in layers if layer.is_matrix}
+    modules = _supported_modules(model, matrices.values())
+    totals: dict[str, Tensor] = {}
+    examples = 0
+    with _recorded_calls(modules) as calls:
+        for number, batch in enumerate(batches, 1):
+            with naming_the_batch(getattr(batches, "place", f"batch {number}")):
+                by_batch = batch_statistics and can_use_batch_statistics(model, batch)
+                with eager_mode(), evaluation_mode(model, batch_statistics=by_batch):
+                    calls.clear()
+                    examples += len(forward(model, batch))
+                sides = {}
+                for name, pairs in calls.items():
+                    rows = [_as_rows(modules[name][0], a, output, None)[0] for a, output in pairs]
+                    a = _with_ones(torch.cat(rows), matrices[name].bias is not None)
+                    sides[name] = a.mT @ a
+                _check_inputs(sides)
+                for name, side in sides.items():
+                    totals[name] = totals[name] + side if name in totals else side
+    return {name: side / examples for name, side in totals.items()}
 
 
 def _supported_modules(model: nn.Module, layers: Iterable[Layer]) -> dict[str, list[nn.Module]]:
@@ -188,6 +245,10 @@ def _second_moments(rows: list[tuple[Tensor, Tensor]], bias: bool, examples: int
     If a module is called several times, the positions of all calls are used.
     """
     a, g = (torch.cat(parts) for parts in zip(*rows, strict=True))
-    if bias:
-        a = torch.cat([a, torch.ones_like(a[:, :1])], dim=1)
+    a = _with_ones(a, bias)
     return [g.mT @ g / len(g), a.mT @ a / examples]
+
+
+def _with_ones(a: Tensor, bias: bool) -> Tensor:
+    """Return inputs with a last column of ones where the layer has a bias."""
+    return torch.cat([a, torch.ones_like(a[:, :1])], dim=1) if bias else a

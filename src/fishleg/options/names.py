@@ -91,6 +91,8 @@ METHODS = Names(
         "mfac": "fishleg.inverse.estimators.mfac:METHOD",
         "kfac": "fishleg.inverse.estimators.kfac:METHOD",
         "ekfac": "fishleg.inverse.estimators.ekfac:METHOD",
+        "wanda": "fishleg.inverse.estimators.layerwise:WANDA",
+        "sparsegpt": "fishleg.inverse.estimators.layerwise:SPARSEGPT",
         "exact": "fishleg.inverse.estimators.exact:METHOD",
     },
 )
