@@ -19,10 +19,15 @@ def promises(results: Path) -> str:
     rows = [
         ["A killed run ends with the same files, byte for byte", "`bench kill-soak`", _kills(kills)],
         ["A file system that fails is told, and loses nothing", "`bench fault-soak`", _faults(faults)],
+        [
+            "No code runs from data files, and none from elsewhere without `--trust`",
+            "`make test`",
+            "the cases of `tests/runs/test_existing_run.py` and `test_weights.py`",
+        ],
         *([f"{hostile}: {row['target']}", "`bench fuzz`", _fuzz(row)] for row in fuzz or ()),
         [told, "`bench wrong-inputs`", _wrong(wrong)],
     ]
-    head = ["promise", "command (`python -m reproduction ...`)", "how often tried, with what result"]
+    head = ["promise", "command (`bench`: of `python -m reproduction`)", "how often tried, with what result"]
     return markdown(head, rows)
 
 

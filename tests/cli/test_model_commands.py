@@ -7,13 +7,11 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file
+from small_runs import needs_onnx
 
 from fishleg.cli.commands import main
 from fishleg.formats.onnx import missing_packages
 
-needs_onnx = pytest.mark.skipif(
-    bool(missing_packages()), reason=f"pip install 'fishleg[onnx]' (missing: {', '.join(missing_packages())})"
-)
 QUICK = "--seconds 0.02 --batch-size 1,2"
 
 

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from small_runs import needs_onnx
 from torch import Tensor, nn
 
-from fishleg.formats.onnx import OnnxModel, missing_packages, to_onnx
+from fishleg.formats.onnx import OnnxModel, to_onnx
 from fishleg.formats.traced import TensorCall, TracedModel, relative_difference, to_pt2, trace_model
 from fishleg.runtime.batches import Forward, default_forward, resize_batch
 
-needs_onnx = pytest.mark.skipif(
-    bool(missing_packages()), reason=f"pip install 'fishleg[onnx]' (missing: {', '.join(missing_packages())})"
-)
 pytestmark = pytest.mark.slow
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import QUICK_RUN, go
+from small_runs import QUICK_RUN, make_two_runs, needs_onnx
 from torch import nn
 
-from fishleg.formats.onnx import missing_packages
 from fishleg.runs import bench as module
 from fishleg.runs.bench import Benchmark, Timing, bench_recipe, bench_run
 from fishleg.runs.errors import ToolError
@@ -17,18 +16,10 @@ from fishleg.runs.recipe import make_recipe
 from fishleg.runs.speed import compare_speed, measure_times
 from fishleg.runtime.batches import default_forward
 
-needs_onnx = pytest.mark.skipif(
-    bool(missing_packages()), reason=f"pip install 'fishleg[onnx]' (missing: {', '.join(missing_packages())})"
-)
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_default_dtype(torch.float32)
-    folder = tmp_path_factory.mktemp("runs")
-    for out, options in (("run", {"sparsity": 0.5}), ("rows", {"sparsity": 0.3, "pattern": "rows"})):
-        go(folder, method="magnitude", out=out, **{**options, "stages": 1})
-    return folder
+    return make_two_runs(tmp_path_factory.mktemp("runs"))
 
 
 def test_calls_take_turns_and_settle() -> None:

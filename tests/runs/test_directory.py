@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from killing import in_child
-from small_runs import QUICK_RUN, go
+from small_runs import QUICK_RUN, StopAfterFirstStage, go
 
 from fishleg import runs
 from fishleg.formats import checkpoint
@@ -31,17 +31,9 @@ def contents(folder: Path) -> dict[str, bytes | str]:
 def interrupted(tmp_path: Path, **options: object) -> Path:
     """A run that was stopped after its first stage."""
 
-    class Stop:
-        def event(self, event):
-            if event["event"] == "stage":
-                raise KeyboardInterrupt
-
-        def close(self):
-            pass
-
     recipe = make_recipe(QUICK_RUN, {"out": "run", "sparsities": [0.3, 0.6], "stages": None}, options)
     with pytest.raises(runs.Interrupted):
-        runs.start(recipe, base=tmp_path, listeners=[Stop()]).execute()
+        runs.start(recipe, base=tmp_path, listeners=[StopAfterFirstStage()]).execute()
     return tmp_path / "run"
 
 

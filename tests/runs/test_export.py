@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import QUICK_RUN, go
+from small_runs import QUICK_RUN, make_two_runs, needs_onnx
 from torch import nn
 
-from fishleg.formats.onnx import missing_packages
 from fishleg.formats.packed import unpack
 from fishleg.runs import export as module
 from fishleg.runs.errors import ToolError
@@ -18,19 +17,10 @@ from fishleg.runs.load import load_run, load_small
 from fishleg.runs.recipe import make_recipe
 from fishleg.shrinking.shrink import load_shrunk
 
-needs_onnx = pytest.mark.skipif(
-    bool(missing_packages()), reason=f"pip install 'fishleg[onnx]' (missing: {', '.join(missing_packages())})"
-)
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a finished run of single weights, `run`, and one of rows, `rows`."""
-    torch.set_default_dtype(torch.float32)
-    folder = tmp_path_factory.mktemp("runs")
-    for out, options in (("run", {"sparsity": 0.5}), ("rows", {"sparsity": 0.3, "pattern": "rows"})):
-        go(folder, method="magnitude", out=out, **{**options, "stages": 1})
-    return folder
+    return make_two_runs(tmp_path_factory.mktemp("runs"))
 
 
 def names(folder: Path) -> list[str]:

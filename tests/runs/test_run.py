@@ -6,7 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from killing import loader, make_model
-from small_runs import QUICK_RUN, go
+from small_runs import OPTIONS, QUICK_RUN, StopAfterFirstStage, batches, go
 from torch import nn
 
 from fishleg import runs
@@ -110,16 +110,10 @@ def test_a_run_takes_python_objects_instead_of_names(tmp_path):
     model, data = make_model(), Data(loader(), None, loader())
     options = {"model": "mine", "samples": 16, "sub_batch": 8, "sparsity": 0.6, "stages": 2, "out": "run"}
 
-    class Stop:
-        def event(self, event):
-            if event["event"] == "stage":
-                raise KeyboardInterrupt
-
-        def close(self):
-            pass
-
     with pytest.raises(Interrupted, match="fishleg resume"):
-        runs.start(make_recipe(options), model=model, data=data, base=tmp_path, listeners=[Stop()]).execute()
+        runs.start(
+            make_recipe(options), model=model, data=data, base=tmp_path, listeners=[StopAfterFirstStage()]
+        ).execute()
     assert read_record(tmp_path / "run")["status"] == "interrupted"
     other = make_model()
     record = runs.resume(tmp_path / "run", model=other, data=Data(loader(), None, loader())).execute()
@@ -133,3 +127,17 @@ def test_a_run_takes_python_objects_instead_of_names(tmp_path):
     ).execute()
     for name, value in undisturbed.state_dict().items():
         assert torch.equal(value, other.state_dict()[name])
+
+
+def test_lagging_statistics_of_batchnorm_are_told_and_do_not_hide_a_drop(tmp_path):
+    model = make_model()
+    model[1].running_mean += 2.0
+    options = {**OPTIONS, "sparsities": None, "max_drop": "2%", "stages": 4, "batchnorm_batches": 3}
+    options.pop("sparsities")
+    run = runs.start(make_recipe(options), model=model, data=Data(batches(), None, batches()), base=tmp_path)
+    record = run.execute()
+    assert record["refreshed"]["metric"] > record["dense"]["metric"] + 0.05
+    assert record["refreshed"]["metric"] - record["sparse"]["metric"] <= 0.02 + 1e-9
+    told = [text for text in record["warnings"] if "the statistics lag behind the weights" in text]
+    assert len(told) == 1
+    assert "dense with refreshed BatchNorm statistics" in (tmp_path / "run/report.html").read_text()

@@ -16,3 +16,10 @@ def test_first_non_finite(bad: float) -> None:
     for name in ("e", "c", "b", "a"):
         tensors[name].view(-1)[-1] = bad
         assert first_non_finite(tensors) == name
+
+
+def test_finite_values_whose_norm_overflows_are_finite():
+    large = torch.full((512,), 6e4, dtype=torch.float16)
+    assert first_non_finite({"a": torch.ones(2), "b": large}) is None
+    large[3] = float("inf")
+    assert first_non_finite({"a": torch.ones(2), "b": large}) == "b"
