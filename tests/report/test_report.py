@@ -395,3 +395,11 @@ def test_in_a_browser(tmp_path: Path) -> None:
     )
     assert "<title>widths 390,1280</title>" in done.stdout
     assert "CONSOLE" not in done.stderr
+
+
+def test_a_gain_from_the_refresh_of_batchnorm_does_not_hide_a_loss() -> None:
+    run = {"metric": "accuracy", "metric_unit": "%", "higher_is_better": True, "dense": {"metric": 0.74}}
+    run |= {"refreshed": {"metric": 0.887}, "sparse": {"metric": 0.85}}
+    page = render_report(run, [], "")
+    assert "3.70 percentage points (worse), against 88.70" in page.replace("−", "").replace("\u00a0", " ")
+    assert "dense with refreshed BatchNorm statistics: 88.70" in page.replace("\u00a0", " ")

@@ -85,7 +85,7 @@ def test_single_zeros_count_as_before() -> None:
         del run[name]
     cards = cards_of(run)
     assert cards["Parameters"] == "24.0 k → 14.2 k 59.2 % are not zero"
-    assert "73.8 % of them are not by zero" in cards["Arithmetic"]
+    assert "73.8 % of them use a weight that is not zero" in cards["Arithmetic"]
 
 
 def test_a_smaller_model_that_is_no_faster_is_not_explained_by_zeros() -> None:

@@ -61,17 +61,24 @@ def _metric_card(run: dict[str, Any], steps: Sequence[Step], metric: Metric) -> 
     if before is None and after is None:
         return ""
     notes, tone = [""], ""
+    refreshed = number(as_mapping(run.get("refreshed")).get(metric.value))
     if before is not None and after is not None:
-        gain = (after - before) * (1 if metric.higher else -1)
-        unchanged = metric.text(before) == metric.text(after)
-        tone = "" if unchanged else "better" if gain > 0 else "worse"
-        notes = ["unchanged" if unchanged else f"{metric.difference(before, after)} ({tone})"]
+        sign = 1 if metric.higher else -1
+        against = (
+            before  # the better of the two: a gain from the refresh must not hide a loss from the pruning
+        )
+        if refreshed is not None and sign * refreshed > sign * before:
+            against = refreshed
+        unchanged = metric.text(against) == metric.text(after)
+        tone = "" if unchanged else "better" if sign * after > sign * against else "worse"
+        notes = ["unchanged" if unchanged else f"{metric.difference(against, after)} ({tone})"]
+        if metric.text(against) != metric.text(before):
+            notes[0] += f", against {metric.text(against)} with refreshed BatchNorm"
     elif after is None:
         notes = ["dense model; the pruned model has no final measurement"]
         if measured := [s for s in steps if s.last is not None and not s.rejected]:
             value, where = measured[-1].last or 0.0, percent(measured[-1].sparsity)
             notes.append(f"last measured: {metric.text(value)} at {where} sparsity")
-    refreshed = number(as_mapping(run.get("refreshed")).get(metric.value))
     if before is not None and refreshed is not None and metric.text(refreshed) != metric.text(before):
         notes.append(f"dense with refreshed BatchNorm statistics: {metric.text(refreshed)}")
     losses = [plain(loss) for r in (dense, sparse) if (loss := number(r.get("loss"))) is not None]
@@ -158,7 +165,9 @@ def _arithmetic_card(run: dict[str, Any]) -> str:
         finished = prunes_rows(run) and run.get("status") == "finished"
         return _card("Arithmetic", _change(*both), unit, "No row is cut out." if finished else "")
     share = f"{percent(left / dense)} of them " if dense else ""
-    share += "are left when the removed rows are cut out" if prunes_rows(run) else "are not by zero"
+    share += (
+        "are left when the removed rows are cut out" if prunes_rows(run) else "use a weight that is not zero"
+    )
     remark = "" if _times(run) or prunes_rows(run) else _NO_FASTER
     return _card("Arithmetic", _change(*both), unit, share, remark)
 
