@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,8 @@ from fishleg.runs.events import Listener, check_trackers
 from fishleg.runs.fingerprint import differences, take_fingerprint
 from fishleg.runs.log import RunLog
 from fishleg.runs.macs import count_macs
-from fishleg.runs.metrics import Evaluation, NonFiniteOutputs
+from fishleg.runs.measurements import Measurements
+from fishleg.runs.metrics import Evaluation
 from fishleg.runs.outputs import write_results
 from fishleg.runs.plan import Plan
 from fishleg.runs.run_state import check_history, check_state
@@ -34,8 +34,6 @@ from fishleg.runs.setup import Prepared, make_session
 from fishleg.runs.signals import StopRequest, capture_warnings
 from fishleg.runs.sources import no_exit
 from fishleg.runtime.batch_errors import error_text
-from fishleg.runtime.batchnorm import refresh_batchnorm, refreshable_norms
-from fishleg.runtime.models import copy_model
 from fishleg.runtime.random_state import get_random_state, seeded, set_random_state
 from fishleg.runtime.replay import Replayable
 
@@ -75,13 +73,12 @@ class Run:
         self.stop = StopRequest()
         self._saved_at = self._since = time.monotonic()
         self._phase, self._q_seen = "estimate", 0
-        self._dense: Evaluation | None = None
-        self._refreshed: Evaluation | None = None
+        self._dense: tuple[Evaluation, Evaluation | None] | None = None
         check_trackers(options.tensorboard, options.wandb)
         self.training = self._training_loader()
         self._make_session()
         self.batch = prepared.draw_batch()
-        self.evaluator.on_batch = self._on_evaluated_batch
+        self.measurements = Measurements(prepared, self.run_log)
         # read before anything is changed: it is an error if none of the checkpoints can be
         self._found = self.store.latest() if "dense" in self.record else None
         self.macs = count_macs(self.model, self.batch, prepared.forward)
@@ -146,7 +143,7 @@ class Run:
             with no_exit(), claimed(self.directory, new=self.fresh):
                 if self.fresh:  # before anything is written: data or a metric may be at fault
                     with capture_warnings(self.run_log.warn):
-                        self._dense, self._refreshed = self._evaluate_dense(), self._evaluate_refreshed()
+                        self._dense = self.measurements.dense()
                 elif read_record(self.directory) != self._as_read:
                     raise ToolError(
                         f"another process has worked on {self.directory} since it was read: resume it again"
@@ -181,9 +178,7 @@ class Run:
         checkpoint.save(self.directory / DENSE, self.model.state_dict())
         write_atomically(self.directory / RECIPE, self.recipe.to_toml().encode())
         self.record["fingerprint"] = self.fingerprint
-        dense, refreshed = self._dense, self._refreshed
-        if dense is None:  # killed before it was written down
-            dense, refreshed = self._evaluate_dense(), self._evaluate_refreshed()
+        dense, refreshed = self._dense or self.measurements.dense()  # or killed before it was written down
         self.record |= describe_run(self.recipe, self.surgeon, self.evaluator, self.macs, dense)
         if refreshed is not None:
             self.record["refreshed"] = {"metric": refreshed.metric, "loss": refreshed.loss}
@@ -299,7 +294,7 @@ class Run:
 
     def _on_pruned(self, event: Pruned) -> None:
         step = event.step
-        after = self._evaluate() if self.recipe.trains is not None else None
+        after = self.measurements.pruned() if self.recipe.trains is not None else None
         self.run_log.emit(
             "prune", stage=event.stage, stages=event.stages, target=step.target, sparsity=step.sparsity,
             predicted=step.predicted if event.predicts else None, measured=step.measured,
@@ -321,8 +316,9 @@ class Run:
     def _judge(self) -> None:
         """Measure the stage and accept it, or go back."""
         assert self.plan is not None
-        step, result = self.surgeon.history[-1], self._evaluate_stage()
-        drop = max(self.evaluator.drop(before["metric"], result.metric) for before in self._baselines())
+        step = self.surgeon.history[-1]
+        result = self.measurements.pruned(search=self.plan.max_drop is not None)
+        drop = self.measurements.drop(result)
         common = {"sparsity": step.sparsity, "metric": result.metric, "loss": result.loss}
         stage, stages = self.plan.done + 1, self.plan.stages
         if self.plan.result(step.target, drop):
@@ -420,58 +416,6 @@ class Run:
         set_random_state(state["random"])
 
     # -- what the outside sees
-
-    def _evaluate(self) -> Evaluation:
-        with self.run_log.timed("evaluate"):
-            return self.evaluator(self.model)
-
-    def _evaluate_stage(self) -> Evaluation:
-        """Evaluate after a stage. In a search, a model whose outputs are not finite is one to go back from.
-
-        Returns:
-            Metric and loss; NaN for such a model.
-
-        Raises:
-            NonFiniteOutputs: The outputs are not finite, and this is no search.
-        """
-        try:
-            return self._evaluate()
-        except NonFiniteOutputs:
-            if self.plan is None or self.plan.max_drop is None:
-                raise
-            return Evaluation(math.nan, None)
-
-    def _on_evaluated_batch(self, done: int, total: int | None) -> None:
-        which = "pruned" if self.surgeon.history else "dense"
-        self.run_log.show("progress", what=f"evaluating the {which} model", done=done, total=total)
-
-    def _evaluate_dense(self) -> Evaluation:
-        """Evaluate with the seed of the run, so that the result does not depend on earlier random numbers.
-
-        Returns:
-            Metric and loss.
-        """
-        with seeded(self.recipe.run.seed):
-            return self._evaluate()
-
-    def _evaluate_refreshed(self) -> Evaluation | None:
-        """Evaluate the dense model with refreshed statistics of BatchNorm, as every pruned model has them.
-
-        Returns:
-            Metric and loss; None where nothing is refreshed.
-        """
-        batches = self.recipe.pruning.batchnorm_batches
-        if not batches or not refreshable_norms(self.prepared.dense):
-            return None
-        model = copy_model(self.prepared.dense)
-        with seeded(self.recipe.run.seed):
-            refresh_batchnorm(model, self.calibration, batches, self.prepared.forward)
-            self.calibration.restart(passes=1)
-            return self.evaluator(model)
-
-    def _baselines(self) -> list[dict[str, Any]]:
-        """Return the evaluations of the dense model, without and with refreshed statistics of BatchNorm."""
-        return [self.record[name] for name in ("dense", "refreshed") if name in self.record]
 
     def _on_auxiliary_step(self, stats: AuxiliaryStats) -> None:
         if self.stop.requested:
