@@ -153,6 +153,17 @@ def resnet20_gradual(out: Path, again: bool, only: str | None) -> None:
 @bench.command()
 @_out(RESULTS / "benchmarks")
 @_again
+@click.option("--final", is_flag=True, help="Then read the test images, once, with the chosen dampings.")
+def resnet20_ladder(out: Path, again: bool, final: bool) -> None:
+    """ResNet20: one ingredient after another (two CPU hours)."""
+    from reproduction.benchmarks.resnet20_ladder import main
+
+    main(out, again=again, final=final)
+
+
+@bench.command()
+@_out(RESULTS / "benchmarks")
+@_again
 @click.option(
     "--keep", required=True, type=click.Path(path_type=Path), help="Directory of the pruned models."
 )
