@@ -93,6 +93,7 @@ METHODS = Names(
         "ekfac": "fishleg.inverse.estimators.ekfac:METHOD",
         "wanda": "fishleg.inverse.estimators.layerwise:WANDA",
         "sparsegpt": "fishleg.inverse.estimators.layerwise:SPARSEGPT",
+        "alps": "fishleg.inverse.estimators.layerwise:ALPS",
         "exact": "fishleg.inverse.estimators.exact:METHOD",
     },
 )
@@ -131,6 +132,7 @@ PATTERNS = Names(
         "block": "fishleg.pruning.patterns:make_blocks",
     },
 )
+MASK_SEARCHES = ("swap", "admm")
 COMPENSATIONS = ("joint", "independent", "sum", "none")
 MODES = ("staged", "one-shot", "gradual")
 SCHEDULES = ("exponential", "cubic", "linear")

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fishleg.options.declaration import OptionError, check_fields, option
-from fishleg.options.names import COMPENSATIONS, EMPIRICAL_METHODS, ESTIMATORS, METHODS, STRUCTURES
+from fishleg.options.names import (
+    COMPENSATIONS,
+    EMPIRICAL_METHODS,
+    ESTIMATORS,
+    MASK_SEARCHES,
+    METHODS,
+    STRUCTURES,
+)
 
 if TYPE_CHECKING:
     from fishleg.curvature.layers import Layer
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
 # (`python -m reproduction bench damping` compares); and for whole rows (`... bench resnet20-rows`).
 DAMPING, MASK_SEARCH_DAMPING, ROW_DAMPING = 0.1, 0.01, 0.3
 _SEARCH_ROUNDS = 12
+_SEARCHING_METHODS = ("fishleg", "alps")  # whose masks are searched by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +120,16 @@ class PruningOptions:
     compensation: str = option(
         "joint", "How the kept weights make up for the removed ones.", choices=COMPENSATIONS
     )
+    mask_search: str | None = option(
+        None,
+        "How masks are improved (compensation joint, single weights): swap exchanges kept and removed "
+        "weights; admm optimises weights and masks together; default: admm for method alps, else swap.",
+        choices=MASK_SEARCHES,
+    )
     mask_search_rounds: int | None = option(
         None,
-        "Rounds of mask search, which swaps kept and removed weights (compensation joint, single weights); "
-        "default: 12 for method fishleg, else 0, as published.",
+        "Rounds of the search by swaps; 0: no search of either kind; default: 12 for the methods fishleg and "
+        "alps and where mask_search is given, else 0, as published.",
         rule=">= 0",
     )
     mask_search_across_layers: bool = option(
@@ -199,7 +213,13 @@ class PruningOptions:
             return 0
         if self.mask_search_rounds is not None:
             return self.mask_search_rounds
-        return _SEARCH_ROUNDS if self.method == "fishleg" else 0
+        searches = self.mask_search is not None or self.method in _SEARCHING_METHODS
+        return _SEARCH_ROUNDS if searches else 0
+
+    @property
+    def mask_search_kind(self) -> str:
+        """How masks are searched, with the default filled in."""
+        return self.mask_search or ("admm" if self.method == "alps" else "swap")
 
     @property
     def learns_by_batch(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fishleg.curvature.layers import Layer
 from fishleg.inverse.inverse_fisher import InverseFisher
 from fishleg.options import PruningOptions
+from fishleg.pruning.admm import admm_masks
 from fishleg.pruning.compensation import Compensation, compensate
 from fishleg.pruning.mask_search import search_masks, swap_curvature, swap_scores
 from fishleg.pruning.patterns import Masks
@@ -133,26 +134,43 @@ class Pruner:
             return masks  # there are more zeros than removed weights, and no zero may come back
         kept = left / total
         operators = {name: q.operator(layers[name].name) for name in masks}
+        gone = {name: zeros[name] | ~old[name] if name in old else zeros[name] for name in masks}
+
+        def choose(scores: Mapping[str, Tensor]) -> Masks:
+            return self.weights.pattern.select(scores, 1 - kept, floor * kept)
+
+        def as_scores(name: str, packed: Tensor) -> Tensor:
+            """Return packed values as scores of a weight; those of removed weights are −inf."""
+            layer = layers[name]
+            return _raise_padding(layer, layer.unpack(packed)[name]).masked_fill(gone[name], -torch.inf)
+
+        if self.options.mask_search_kind == "admm":
+            weights = {name: self._packed(layers[name], q) for name in masks}
+            found = admm_masks(
+                weights, operators, masks,
+                lambda values: choose({name: as_scores(name, value) for name, value in values.items()}),
+                lambda name, mask: self._removed(q, name, mask),
+            )  # fmt: skip
+            return self._better(q, masks, found)
         curvatures = {name: swap_curvature(operator) for name, operator in operators.items()}
 
         def judge(trial: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
             """Return the predicted loss increase of masks, and the score of each weight given the masks."""
             predicted, scores = 0.0, {}
             for name, mask in trial.items():
-                layer, removed = layers[name], self._removed(q, name, mask)
-                w = self._packed(layer, q)
+                w, removed = self._packed(layers[name], q), self._removed(q, name, mask)
                 result = compensate(w, operators[name], removed, iterations=_ROUND_ITERATIONS, settle=False)
                 predicted += result.predicted
-                values = layer.unpack(swap_scores(w, curvatures[name], removed, result))[name]
-                values = _raise_padding(layer, values)
-                gone = zeros[name] | ~old[name] if name in old else zeros[name]
-                scores[name] = values.masked_fill(gone, -torch.inf)
+                scores[name] = as_scores(name, swap_scores(w, curvatures[name], removed, result))
             return predicted, scores
 
-        def choose(scores: Mapping[str, Tensor]) -> Masks:
-            return self.weights.pattern.select(scores, 1 - kept, floor * kept)
-
         return search_masks(masks, judge, choose, self.options.search_rounds)
+
+    def _better(self, q: InverseFisher, masks: Masks, found: Masks) -> Masks:
+        """Return the masks with the lower predicted loss increase."""
+        before, after = (sum(self.predict(q, trial).values()) for trial in (masks, found))
+        logger.info("mask search by ADMM: predicted loss increase %.4g, was %.4g", after, before)
+        return found if after < before else masks
 
     @torch.no_grad()
     def remove(self, q: InverseFisher, masks: Mapping[str, Tensor]) -> float:

@@ -1,10 +1,11 @@
-"""Layer-wise methods: the change of each layer's own outputs is the loss. Wanda and SparseGPT.
+"""Layer-wise methods: the change of each layer's own outputs is the loss. Wanda, SparseGPT and ALPS.
 
 For the loss ½E‖ΔW a‖² of a layer with inputs a, F = I ⊗ A with A = E[aaᵀ], which needs forward passes only.
 SparseGPT's Q is I ⊗ (A + λI)⁻¹ (Frantar and Alistarh, 2023); Wanda keeps its diagonal, so that the score of a
 weight is w²·E[a²] up to a factor (Sun et al., 2024). λ is `relative_damping` times the mean of A's diagonal,
 layer by layer, because nothing makes the layers comparable: use a pattern that treats layers alike, such as
-"layer" or "2:4".
+"layer" or "2:4". ALPS (Meng et al., 2024) has the Q of SparseGPT; its masks come from ADMM, which is in
+`fishleg.pruning.admm`.
 """
 
 from __future__ import annotations
@@ -83,3 +84,4 @@ def _inputs(problem: EstimationProblem, method: str) -> dict[str, tuple[Tensor, 
 
 WANDA = Method(estimate_wanda, needs_gamma=False, predicts=False)
 SPARSEGPT = Method(estimate_sparsegpt, needs_gamma=False, predicts=False)
+ALPS = SPARSEGPT
