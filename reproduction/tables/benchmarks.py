@@ -9,6 +9,7 @@ from typing import Any
 from reproduction.benchmarks import shown
 from reproduction.benchmarks.minilm_oneshot import SPARSITIES, STAGES, by_method
 from reproduction.benchmarks.resnet20_gradual import mean_curves
+from reproduction.benchmarks.resnet20_ladder import ARMS
 from reproduction.benchmarks.resnet20_oneshot import NAMES
 from reproduction.harness import markdown
 
@@ -110,6 +111,20 @@ def removed_rows(results: list[dict[str, Any]]) -> Table:
     return ["rows", "test accuracy, %", *head, "parameters when cut", "speed, times dense"], table
 
 
+def ladder(results: list[dict[str, Any]]) -> Table:
+    """Validation accuracy by sparsity of every arm, at the best of the dampings that it was tried with."""
+    names = [arm for arm in ARMS if any(r["arm"] == arm for r in results)]
+    table = []
+    for name in names:
+        trials = [r for r in results if r["arm"] == name]
+        best = max(trials, key=lambda r: sum(r["accuracy"].values()))
+        cells = [f"{value:.1f}" for value in best["accuracy"].values()]
+        cost = f"{best['pruning_cpu_seconds']:.0f}"
+        table.append([name, *cells, f"{best['damping']:g}", str(len(trials)), cost])
+    head = [f"{float(s):.0%}" for s in results[0]["accuracy"]]
+    return ["accuracy on validation images, %", *head, "damping", "trials", "CPU s"], table
+
+
 def shortened(head: list[str], rows: list[list[str]]) -> Table:
     """The rows that are compared most, all of them if none has such a name; what it cost is left out."""
     shown = [row for row in rows if row[0] in SHORT] or rows
@@ -122,6 +137,7 @@ def benchmark_tables(results: Path) -> dict[str, str]:
     makers = {
         "resnet20_oneshot": oneshot,
         "resnet20_gradual": gradual,
+        "resnet20_ladder": ladder,
         "resnet20_rows": removed_rows,
         "minilm_oneshot": minilm,
     }
