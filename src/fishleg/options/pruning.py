@@ -122,14 +122,14 @@ class PruningOptions:
     )
     mask_search: str | None = option(
         None,
-        "How masks are improved (compensation joint, single weights): swap exchanges kept and removed "
-        "weights; admm optimises weights and masks together; default: admm for method alps, else swap.",
+        "How masks are improved: swap exchanges kept and removed weights, admm finds weights and masks "
+        "together; default: admm for alps, else swap.",
         choices=MASK_SEARCHES,
     )
     mask_search_rounds: int | None = option(
         None,
-        "Rounds of the search by swaps; 0: no search of either kind; default: 12 for the methods fishleg and "
-        "alps and where mask_search is given, else 0, as published.",
+        "Rounds of the search by swaps; 0: no search of either kind; default: 12 for fishleg, alps and where "
+        "mask_search is given, else 0, as published.",
         rule=">= 0",
     )
     mask_search_across_layers: bool = option(
