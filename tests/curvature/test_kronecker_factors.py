@@ -179,3 +179,31 @@ def test_kfac_leaves_ignored_batches_out() -> None:
         for batches in ([EXAMPLES_8], [ignored, EXAMPLES_8])
     )
     torch.testing.assert_close(alone, among)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(2, 3, 3, padding=1),
+        nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding="valid", bias=False),
+        nn.Conv2d(2, 3, 3, padding="same", dilation=2),
+    ],
+    ids=["padded", "strided", "same-dilated"],
+)
+def test_the_mean_over_all_grids_is_the_sum_over_all_positions(conv: nn.Conv2d) -> None:
+    model = nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).double()
+    x = torch.randn(3, 2, 11, 9, dtype=torch.float64)
+
+    def sides(seed: int, most: int | None) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        options: dict[str, Any] = {"generator": generator, "max_positions": most}
+        ((found),) = kronecker_factors(model, find_layers(model), [x], Categorical(), **options).values()
+        return found
+
+    G, A = sides(0, None)
+    sampled = [sides(seed, 2) for seed in range(60)]
+    distinct = list({tuple(a.flatten().tolist()): a for _, a in sampled}.values())
+    assert len(distinct) == 16  # a step of 4 in both directions
+    torch.testing.assert_close(torch.stack(distinct).mean(0), A)
+    assert any(torch.equal(g, G) for g, _ in sampled[:1])  # gradients are summed over all positions
+    assert torch.equal(sides(0, 200)[1], A)

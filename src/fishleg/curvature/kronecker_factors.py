@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from fishleg.runtime.tensors import at_least_float32, first_non_finite
 Factors = dict[str, tuple[Tensor, Tensor]]
 """By layer name: the output side [n_out, n_out] and the input side [n_in (+1), n_in (+1)]."""
 
+MAX_POSITIONS = 64
+"""Positions of an image at which the input side of a convolution is sampled, at least."""
+
 _Calls = dict[str, list[tuple[Tensor, Tensor]]]  # by layer: the input and output of each call
 
 
@@ -39,8 +43,13 @@ def kronecker_factors(
     generator: torch.Generator | None = None,
     batch_statistics: bool = False,
     removed_rows: Mapping[str, Tensor] | None = None,
+    max_positions: int | None = MAX_POSITIONS,
 ) -> Factors:
     """Compute the output side E[ggᵀ] and the input side E[aaᵀ] of each layer, for the true Fisher matrix.
+
+    The patches of a convolution cost more than the rest of the pass together, and neighbouring patches say
+    nearly the same. So only those on a grid are used, whose offset is drawn anew for every batch: each
+    position has the same chance, and the mean over offsets is the sum over all positions.
 
     Linear layers and ungrouped Conv2d layers with zero padding are supported; all others are left out. A
     batch whose positions are all ignored is skipped. Outputs that do not fit the likelihood, or are not
@@ -56,6 +65,8 @@ def kronecker_factors(
         batch_statistics: Whether each BatchNorm in training mode normalises by the batch.
         removed_rows: By weight, a boolean mask [n_out] of removed rows (`layers.removed_rows`). Their
             gradients are set to zero on the output side.
+        max_positions: A convolution with at least four times as many positions per image uses every second
+            row and column of them, with sixteen times as many every fourth, and so on; None: all of them.
 
     Returns:
         (output side, input side) by layer name. With a bias, the input side has a last row and column for it.
@@ -80,8 +91,13 @@ def kronecker_factors(
                 for name, pairs in gradients.items():
                     removed = (removed_rows or {}).get(matrices[name].weight)
                     scale = (units / len(f)) ** 0.5
-                    rows = [_as_rows(modules[name][0], a, g / scale, removed) for a, g in pairs]
-                    found[name] = _second_moments(rows, matrices[name].bias is not None, len(f))
+                    bias, module = matrices[name].bias is not None, modules[name][0]
+                    g_rows = [_gradient_rows(module, g / scale, removed) for _, g in pairs]
+                    a_rows = [
+                        _input_rows(module, a, bias, _grid(module, g, max_positions, generator))
+                        for a, g in pairs
+                    ]
+                    found[name] = _second_moments(g_rows, a_rows, len(f))
                 _check_sides(found, matrices)
                 for name, sides in found.items():
                     old = totals.get(name)
@@ -149,8 +165,8 @@ def input_factors(
                     examples += len(forward(model, batch))
                 sides = {}
                 for name, pairs in calls.items():
-                    rows = [_as_rows(modules[name][0], a, output, None)[0] for a, output in pairs]
-                    a = _with_ones(torch.cat(rows), matrices[name].bias is not None)
+                    bias = matrices[name].bias is not None
+                    a = torch.cat([_input_rows(modules[name][0], a, bias, _ALL) for a, _ in pairs])
                     sides[name] = a.mT @ a
                 _check_inputs(sides)
                 for name, side in sides.items():
@@ -222,33 +238,72 @@ def _output_gradients(
     return {name: found for name, found in pairs.items() if found}, units
 
 
-def _as_rows(module: nn.Module, a: Tensor, g: Tensor, removed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the inputs (or patches) and output gradients of a call, with one row for each position."""
+@dataclass(frozen=True)
+class _Grid:
+    """Every `step`-th position in each direction of an image, from an offset on."""
+
+    step: int = 1
+    offset: tuple[int, int] = (0, 0)
+
+
+_ALL = _Grid()
+
+
+def _grid(module: nn.Module, g: Tensor, most: int | None, generator: torch.Generator | None) -> _Grid:
+    """Return the positions at which the inputs of a convolution with output gradients g are used."""
+    if most is None or not isinstance(module, nn.Conv2d):
+        return _ALL
+    height, width = g.shape[-2:]
+    step = 1
+    while height * width >= 4 * step**2 * most and 2 * step <= min(height, width):
+        step *= 2
+    if step == 1:
+        return _ALL
+    device = "cpu" if generator is None else generator.device
+    drawn = torch.randint(step, (2,), generator=generator, device=device).tolist()
+    return _Grid(step, (drawn[0], drawn[1]))
+
+
+def _input_rows(module: nn.Module, a: Tensor, bias: bool, grid: _Grid) -> Tensor:
+    """Return the inputs (or patches) of a call, a row for each position, with a last column for a bias.
+
+    Rows on a grid are scaled, so that their squares add up to those of all positions.
+    """
     if isinstance(module, nn.Conv2d):
-        if isinstance(module.padding, str):  # "same" pads an odd total by one more at the end; "valid" by 0
-            sizes = zip(reversed(module.kernel_size), reversed(module.dilation), strict=True)
-            spans = [(k - 1) * d if module.padding == "same" else 0 for k, d in sizes]
-            a = functional.pad(a, [side for span in spans for side in (span // 2, span - span // 2)])
-        padding = module.padding if isinstance(module.padding, tuple) else (0, 0)
-        if a.dim() == 3:  # no batch dimension
-            a, g = a.unsqueeze(0), g.unsqueeze(0)
-        a = functional.unfold(a, module.kernel_size, module.dilation, padding, module.stride).mT
-        g = g.flatten(2).mT
+        a = a if a.dim() == 4 else a.unsqueeze(0)
+        a = functional.pad(a, _padding(module))
+        stride = module.stride
+        a = a[..., grid.offset[0] * stride[0] :, grid.offset[1] * stride[1] :]
+        a = functional.unfold(
+            a, module.kernel_size, module.dilation, 0, (grid.step * stride[0], grid.step * stride[1])
+        ).mT
+    a = at_least_float32(a.reshape(-1, a.shape[-1]))
+    a = torch.cat([a, torch.ones_like(a[:, :1])], dim=1) if bias else a
+    return a if grid.step == 1 else a * grid.step
+
+
+def _padding(module: nn.Conv2d) -> list[int]:
+    """Return the zeros that a convolution puts around an image: left, right, top, bottom."""
+    if isinstance(module.padding, str):  # "same" pads an odd total by one more at the end; "valid" by 0
+        sizes = zip(reversed(module.kernel_size), reversed(module.dilation), strict=True)
+        spans = [(k - 1) * d if module.padding == "same" else 0 for k, d in sizes]
+        return [side for span in spans for side in (span // 2, span - span // 2)]
+    return [side for side in reversed(module.padding) for _ in range(2)]
+
+
+def _gradient_rows(module: nn.Module, g: Tensor, removed: Tensor | None) -> Tensor:
+    """Return the output gradients of a call, with one row for each position."""
+    if isinstance(module, nn.Conv2d):
+        g = (g if g.dim() == 4 else g.unsqueeze(0)).flatten(2).mT
     if removed is not None:
         g = g.index_fill(-1, removed.nonzero().squeeze(1), 0)
-    return at_least_float32(a.reshape(-1, a.shape[-1])), at_least_float32(g.reshape(-1, g.shape[-1]))
+    return at_least_float32(g.reshape(-1, g.shape[-1]))
 
 
-def _second_moments(rows: list[tuple[Tensor, Tensor]], bias: bool, examples: int) -> list[Tensor]:
+def _second_moments(g_rows: list[Tensor], a_rows: list[Tensor], examples: int) -> list[Tensor]:
     """Return [mean of ggᵀ over positions, Σ aaᵀ over positions / examples].
 
     If a module is called several times, the positions of all calls are used.
     """
-    a, g = (torch.cat(parts) for parts in zip(*rows, strict=True))
-    a = _with_ones(a, bias)
+    g, a = torch.cat(g_rows), torch.cat(a_rows)
     return [g.mT @ g / len(g), a.mT @ a / examples]
-
-
-def _with_ones(a: Tensor, bias: bool) -> Tensor:
-    """Return inputs with a last column of ones where the layer has a bias."""
-    return torch.cat([a, torch.ones_like(a[:, :1])], dim=1) if bias else a
